@@ -1,0 +1,91 @@
+"""What a revision sees to before its first statement, and how it writes names into SQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.runtime.migration import MigrationContext
+
+from .options import MigrationError, Target
+
+TELLING_COLUMNS = {"topic", "payload", "state", "attempts", "available_at", "locked_by", "locked_until"}
+"""A table that has all of these is taken for a job table."""
+
+
+def quote(name: str) -> str:
+    """A name as SQL, on PostgreSQL and SQLite alike, whatever characters it holds."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def run(context: MigrationContext, sql: str) -> None:
+    """Run a statement as it stands, or print it in offline mode."""
+    context.execute(sa.DDL(sql.replace("%", "%%")))  # DDL() formats with %
+
+
+def begin(connection: sa.Connection) -> None:
+    """A transaction that takes DDL along, so that a failure half-way leaves nothing.
+
+    SQLite can; Python's sqlite3 in its default mode opens no transaction for DDL (manual of `sqlite3`, "Transaction
+    control"), and each statement would be committed on its own.
+    """
+    if connection.dialect.name != "sqlite":
+        return
+    driver = connection.connection.driver_connection
+    # With autocommit=True the driver's commit() does nothing, so a transaction begun here would be lost.
+    if not getattr(driver, "in_transaction", True) and getattr(driver, "autocommit", None) is not True:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def make_schema(context: MigrationContext, target: Target) -> None:
+    """The target's schema exists.
+
+    Raises:
+        MigrationError: on SQLite, a schema is an attached database, and that cannot be made here.
+    """
+    if target.schema is None:
+        return
+    if context.dialect.name == "sqlite":
+        _demand_attached(context, target.schema)
+    # IF NOT EXISTS asks for the right to create schemas even where there is nothing to create.
+    elif context.as_sql or not _inspect(context).has_schema(target.schema):
+        run(context, f"CREATE SCHEMA IF NOT EXISTS {quote(target.schema)}")
+
+
+def _demand_attached(context: MigrationContext, schema: str) -> None:
+    if not context.as_sql and schema not in _inspect(context).get_schema_names():
+        raise MigrationError(
+            f"brooq_schema is {schema!r}: on SQLite that names an attached database, and this connection has none of"
+            " that name. Attach it when the engine connects, or leave the option out."
+        )
+
+
+def refuse_existing(context: MigrationContext, target: Target) -> None:
+    """No table has the target's name yet.
+
+    Raises:
+        MigrationError: one has; the text says what kind, and which option names another.
+    """
+    if context.as_sql:
+        return
+    inspector = _inspect(context)
+    if not inspector.has_table(target.table, schema=target.schema):
+        return
+    columns = {column["name"] for column in inspector.get_columns(target.table, schema=target.schema)}
+    if columns >= TELLING_COLUMNS:
+        raise MigrationError(
+            f"Table {str(target)!r} exists already, and is a job table whose revision this environment does not know"
+            f" (its version table is {context.version_table!r}). Migrate it with what made it; if nothing keeps its"
+            " revision, drop it when it is empty, or run Alembic's `stamp` on it."
+        )
+    raise MigrationError(
+        f"Table {str(target)!r} exists already, and is not brooq-sa's. Give the job table another name: option"
+        " brooq_table in alembic.ini or [tool.alembic], `-x brooq_table=NAME`, or --table of `brooq-sa migrate`;"
+        " brooq_schema (--schema) puts it into a schema of its own."
+    )
+
+
+def _inspect(context: MigrationContext) -> Any:
+    # A new inspector each time: it remembers what it saw, and the revision has changed it since.
+    assert context.connection is not None  # noqa: S101 - only offline mode has none
+    return sa.inspect(context.connection)

@@ -1,0 +1,1 @@
+"""The revisions of the branch ``brooq``. A released one is never edited."""
