@@ -86,8 +86,9 @@ def job_table(metadata: MetaData, name: str = "job", schema: str | None = None) 
         name, metadata, *_columns(), *_constraints(name), schema=schema, postgresql_with=STORAGE, info={"brooq": True}
     )
     _add_indexes(table)
-    for trigger in sqlite_triggers():
-        event.listen(table, "after_create", DDL(trigger).execute_if(dialect="sqlite"))
+    for trigger in sqlite_triggers(table):
+        ddl = DDL(trigger)  # type: ignore[no-untyped-call]
+        event.listen(table, "after_create", ddl.execute_if(dialect="sqlite"))
     return table
 
 
@@ -154,24 +155,31 @@ def _add_indexes(table: Table) -> None:
     index("key", ["topic", "idempotency_key"], "idempotency_key IS NOT NULL", unique=True)
 
 
-def sqlite_triggers() -> list[str]:
+def sqlite_triggers(table: Table) -> list[str]:
     """DDL for triggers that give hand-written instants the one text shape, on SQLite.
 
-    ``datetime('now')``, ``2026-01-31T09:30:00Z`` and ``2026-01-31 15:00:00.5+05:30`` are all instants to SQLite, and all
-    sort differently as text. What is no instant at all becomes NULL, which the table's constraints refuse.
+    ``datetime('now')``, ``2026-01-31T09:30:00Z`` and ``2026-01-31 15:00:00.5+05:30`` are all instants to SQLite, and
+    all sort differently as text. What is no instant at all becomes NULL, which the table's constraints refuse.
     """
     pattern = "????-??-?? ??:??:??.??????"
     odd = " OR ".join(f"NEW.{column} NOT GLOB '{pattern}'" for column in INSTANTS)
     reshaped = ", ".join(f"{column} = strftime('{SQLITE_INSTANT}', {column})" for column in INSTANTS)
-    return [
-        # DDL() formats with %, hence the doubled percent signs.
-        _trigger("insert", "INSERT", odd, reshaped.replace("%", "%%")),
-        _trigger("update", f"UPDATE OF {', '.join(INSTANTS)}", odd, reshaped.replace("%", "%%")),
+    triggers = [
+        _trigger(table, "insert", "INSERT", odd, reshaped),
+        _trigger(table, "update", f"UPDATE OF {', '.join(INSTANTS)}", odd, reshaped),
     ]
+    return [trigger.replace("%", "%%") for trigger in triggers]  # DDL() formats with %
 
 
-def _trigger(purpose: str, moment: str, condition: str, assignments: str) -> str:
+def _trigger(table: Table, purpose: str, moment: str, condition: str, assignments: str) -> str:
+    # The schema goes before the trigger's name; a table named in a trigger is in the trigger's own schema.
+    schema = "" if table.schema is None else f"{_quoted(table.schema)}."
+    name, on = _quoted(f"{table.name}_{purpose}_instants"), _quoted(table.name)
     return (
-        f'CREATE TRIGGER "%(table)s_{purpose}_instants" AFTER {moment} ON %(fullname)s WHEN {condition} BEGIN'
-        f" UPDATE %(fullname)s SET {assignments} WHERE id = NEW.id; END"
+        f"CREATE TRIGGER {schema}{name} AFTER {moment} ON {on} WHEN {condition} BEGIN"  # noqa: S608 - names are quoted
+        f" UPDATE {on} SET {assignments} WHERE id = NEW.id; END"
     )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
