@@ -163,10 +163,12 @@ UPDATE {on} SET
         created_at = strftime('%Y-%m-%d %H:%M:%f000', created_at),
         updated_at = strftime('%Y-%m-%d %H:%M:%f000', updated_at)
     WHERE id = NEW.id;"""
-SQLITE_TRIGGERS = (
-    f"CREATE TRIGGER {{insert_instants}} AFTER INSERT ON {{on}} WHEN {SQLITE_ODD}\nBEGIN {SQLITE_RESHAPE}\nEND",
-    "CREATE TRIGGER {update_instants} AFTER UPDATE OF available_at, locked_until, created_at, updated_at ON {on}"
-    f" WHEN {SQLITE_ODD}\nBEGIN {SQLITE_RESHAPE}\nEND",
+SQLITE_TRIGGERS = tuple(
+    f"CREATE TRIGGER {name} AFTER {moment} ON {{on}} WHEN {SQLITE_ODD}\nBEGIN {SQLITE_RESHAPE}\nEND"
+    for name, moment in (
+        ("{insert_instants}", "INSERT"),
+        ("{update_instants}", "UPDATE OF available_at, locked_until, created_at, updated_at"),
+    )
 )
 
 STATEMENTS = {
