@@ -155,10 +155,22 @@ def _seconds_since_sqlite(element: seconds_since, compiler: SQLCompiler, **kw: A
     return f"((julianday('now') - julianday({compiler.process(element.clauses, **kw)})) * 86400.0)"
 
 
-class one_of(FunctionElement[bool]):
-    """Whether a column is among the ids of an `IdArray` parameter; found through the column's index on both."""
+class _Condition(FunctionElement[bool]):
+    """A condition that stands as it is in WHERE.
+
+    A dialect without a boolean type would have ``= 1`` put behind it, which hides the column's index.
+    """
 
     type = Boolean()
+    inherit_cache = True
+
+    def self_group(self, against: Any = None) -> Any:
+        return self
+
+
+class one_of(_Condition):
+    """Whether a column is among the ids of an `IdArray` parameter; found through the column's index on both."""
+
     inherit_cache = True
 
 
@@ -174,14 +186,13 @@ def _one_of_sqlite(element: one_of, compiler: SQLCompiler, **kw: Any) -> str:
     return f"{compiler.process(column, **kw)} IN (SELECT value FROM json_each({compiler.process(ids, **kw)}))"
 
 
-class picked(FunctionElement[bool]):
+class picked(_Condition):
     """Whether an id is among those of a locking sub-select, which is evaluated exactly once.
 
     PostgreSQL runs ``ARRAY(SELECT ...)`` as an InitPlan; ``IN (SELECT ... LIMIT n FOR UPDATE)`` may be run again for
     each outer row, and then takes more than n.
     """
 
-    type = Boolean()
     inherit_cache = True
 
 

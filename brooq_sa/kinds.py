@@ -1,0 +1,210 @@
+"""What a topic's jobs are and how they are run: a kind. The kinds of one base make its registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from .durations import parse_duration
+from .exc import DeclarationError, OptionError
+from .payload import Codec
+from .schema import PRIORITIES
+from .settings import WorkerSettings
+
+TOPIC = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
+MAX_TOPIC = 200
+MAX_ATTEMPTS = 1_000_000
+MAX_DURATION = timedelta(days=3650)
+
+
+def check_topic(topic: object) -> str:
+    """The topic, if it is one.
+
+    Raises:
+        OptionError: it is not lowercase words joined by dots or dashes.
+    """
+    if not isinstance(topic, str) or not TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC:
+        raise OptionError(
+            f"Topic {topic!r} is not lowercase letters and digits joined by dots or dashes, {MAX_TOPIC} characters at"
+            " the most. Name it like 'email.send'."
+        )
+    return topic
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindOptions:
+    """What a job class may set for its topic; None takes the worker's setting.
+
+    Attributes:
+        max_attempts: the attempt whose failure makes the job dead, from 1.
+        attempt_timeout: how long an attempt may run before it is told to stop.
+        max_execution_timeout: after how long its lease is no longer renewed; not below `attempt_timeout`.
+        backoff_base: the delay after the first failure; it doubles with each further one.
+        backoff_max: the longest delay.
+        priority: of jobs that are enqueued without one; the smaller goes first. Default 0.
+    """
+
+    max_attempts: int | None = None
+    attempt_timeout: timedelta | None = None
+    max_execution_timeout: timedelta | None = None
+    backoff_base: timedelta | None = None
+    backoff_max: timedelta | None = None
+    priority: int = 0
+
+
+OPTION_NAMES = tuple(field.name for field in dataclasses.fields(KindOptions))
+_DURATIONS = ("attempt_timeout", "max_execution_timeout", "backoff_base", "backoff_max")
+
+
+def read_options(given: Mapping[str, Any], inherited: KindOptions) -> KindOptions:
+    """The options of a class statement, on top of those of its parent.
+
+    Raises:
+        OptionError: an option is unknown, or its value out of range.
+    """
+    values = {name: _read_option(name, value) for name, value in given.items() if value is not None}
+    options = dataclasses.replace(inherited, **values)
+    timeout, ceiling = options.attempt_timeout, options.max_execution_timeout
+    if timeout and ceiling and timeout > ceiling:
+        raise OptionError(f"attempt_timeout {timeout} is above max_execution_timeout {ceiling}. Lower the one or raise the other.")
+    base, longest = options.backoff_base, options.backoff_max
+    if base and longest is not None and base > longest:
+        raise OptionError(f"backoff_base {base} is above backoff_max {longest}. Lower the one or raise the other.")
+    return options
+
+
+def _read_option(name: str, value: Any) -> Any:
+    if name not in OPTION_NAMES:
+        raise OptionError(f"There is no option {name!r}. Options are topic, {', '.join(OPTION_NAMES)} and abstract.")
+    if name in _DURATIONS:
+        return _read_duration(name, value)
+    allowed = PRIORITIES if name == "priority" else range(1, MAX_ATTEMPTS + 1)
+    return check_integer(name, value, allowed)
+
+
+def _read_duration(name: str, value: Any) -> timedelta:
+    try:
+        duration = parse_duration(value)
+    except OptionError as error:
+        raise OptionError(f"{name}: {error}") from None
+    may_be_zero = name.startswith("backoff")
+    if duration > MAX_DURATION or (not duration and not may_be_zero):
+        least = "0s" if may_be_zero else "above 0s"
+        raise OptionError(f"{name} is {value!r}. Give a duration of {least}, {MAX_DURATION.days} days at the most.")
+    return duration
+
+
+def check_integer(name: str, value: Any, allowed: range) -> int:
+    """The integer, if it is one of those allowed; OptionError otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
+        raise OptionError(f"{name} is {value!r}. Give an integer from {allowed.start} to {allowed.stop - 1}.")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A kind's options with the worker's settings filled in."""
+
+    max_attempts: int
+    attempt_timeout: timedelta
+    max_execution_timeout: timedelta
+    backoff_base: timedelta
+    backoff_max: timedelta
+
+
+class Kind:
+    """A topic's settings, given in code with its job class.
+
+    Attributes:
+        topic: what kind of work it is.
+        job_class: what payloads decode to.
+        options: as declared.
+        handler: the function that runs a job, or None while there is none.
+    """
+
+    def __init__(self, topic: str, job_class: type[Any], options: KindOptions) -> None:
+        self.topic = topic
+        self.job_class = job_class
+        self.options = options
+        self.handler: Callable[[Any, Any], Any] | None = None
+        self._codec: Codec | None = None
+
+    @property
+    def codec(self) -> Codec:
+        """Made at first use, so that a field's type may be defined after the class that names it."""
+        if self._codec is None:
+            self._codec = Codec(self.topic, self.job_class)
+        return self._codec
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the handler is a coroutine function."""
+        function = inspect.unwrap(self.handler) if self.handler else None
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - the method is wanted, not whether there is one
+
+    def policy(self, settings: WorkerSettings) -> Policy:
+        """The options, with the worker's settings for those that the class leaves out."""
+
+        def chosen(name: str) -> Any:
+            own = getattr(self.options, name)
+            return getattr(settings, name) if own is None else own
+
+        ceiling = chosen("max_execution_timeout")
+        longest = chosen("backoff_max")
+        return Policy(
+            max_attempts=chosen("max_attempts"),
+            attempt_timeout=min(chosen("attempt_timeout"), ceiling) if self.options.attempt_timeout is None else chosen("attempt_timeout"),
+            max_execution_timeout=max(ceiling, self.options.attempt_timeout or ceiling),
+            backoff_base=min(chosen("backoff_base"), longest),
+            backoff_max=longest,
+        )
+
+    def __repr__(self) -> str:
+        return f"Kind({self.topic!r}, {self.job_class.__qualname__})"
+
+
+class Registry(Mapping[str, Kind]):
+    """The kinds of one base, by topic."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, Kind] = {}
+
+    def add(self, kind: Kind) -> None:
+        """Register a kind.
+
+        Raises:
+            DeclarationError: another class has its topic.
+        """
+        if other := self._kinds.get(kind.topic):
+            raise DeclarationError(
+                f"Job class {described(kind.job_class)} takes topic {kind.topic!r}, which {described(other.job_class)}"
+                " already has. Give one of them another topic=."
+            )
+        self._kinds[kind.topic] = kind
+
+    def __getitem__(self, topic: str) -> Kind:
+        return self._kinds[topic]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def __repr__(self) -> str:
+        return f"Registry({', '.join(sorted(self._kinds))})"
+
+
+def described(job_class: type[Any]) -> str:
+    """A class for an error message: its dotted name and, if known, where it stands."""
+    name = f"'{job_class.__module__}.{job_class.__qualname__}'"
+    try:
+        file, (_, line) = inspect.getsourcefile(job_class), inspect.getsourcelines(job_class)
+    except (OSError, TypeError):
+        return name
+    return f"{name} ({file}:{line})"

@@ -1,0 +1,208 @@
+"""Job objects to JSON text and back, strict both ways.
+
+What an enqueue accepts is what a claim gives back, on either database: every value is encoded, read again as its
+field's type, and compared. What JSON or PostgreSQL's ``jsonb`` cannot hold is refused before any SQL is sent, with the
+path of the value.
+
+Differences that remain between the databases (``jsonb`` keeps numbers as ``numeric``, and objects without order) are
+listed in ``docs/databases.md``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import math
+from collections.abc import Mapping
+from datetime import datetime, time
+from typing import Any
+
+import msgspec
+
+from .exc import PayloadError
+
+MAX_BYTES = 8 * 1024 * 1024
+"""The longest payload, as JSON text in UTF-8."""
+
+MAX_DEPTH = 100
+"""How deep objects and lists may nest."""
+
+INTEGERS = range(-(2**63), 2**64)
+"""Integers that every JSON reader in the neighbourhood holds exactly."""
+
+BYTES_KEY = "$bytes"
+"""A raw job's bytes are stored as ``{"$bytes": "<base64>"}``."""
+
+
+class _Fault(Exception):
+    def __init__(self, rule: str, *path: str) -> None:
+        self.rule = rule
+        self.path = path  # innermost first
+
+
+class Codec:
+    """Encodes and decodes one topic's payloads.
+
+    Args:
+        topic: named in errors.
+        payload_type: what msgspec decodes to.
+    """
+
+    def __init__(self, topic: str, payload_type: Any) -> None:
+        self.topic = topic
+        self._decoder = msgspec.json.Decoder(payload_type, strict=True)
+
+    def encode(self, value: Any) -> str:
+        """The JSON text of a value.
+
+        Raises:
+            PayloadError: a value inside cannot be carried, or would come back as something else.
+        """
+        try:
+            plain = msgspec.to_builtins(value, builtin_types=(datetime, time), str_keys=False)
+            _refuse_unfit(plain, MAX_DEPTH)
+            text = msgspec.json.encode(plain).decode()
+            if len(text) > MAX_BYTES:
+                raise _Fault(f"{len(text):,} bytes of JSON, and {MAX_BYTES:,} is the most: store it elsewhere and enqueue where")
+            _refuse_changed(value, self._decoder.decode(text))
+        except _Fault as fault:
+            path = "$" + "".join(reversed(fault.path))
+            raise PayloadError(self.topic, path, fault.rule) from None
+        except RecursionError:
+            raise PayloadError(self.topic, "$", f"nested deeper than {MAX_DEPTH} levels") from None
+        except msgspec.ValidationError as error:
+            raise self._invalid(error) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise PayloadError(self.topic, "$", str(error)) from error
+        return text
+
+    def decode(self, text: str) -> Any:
+        """The value of a stored payload.
+
+        Raises:
+            PayloadError: the text does not fit the type. Whatever else a class of the user raises while it is made
+                passes through.
+        """
+        try:
+            return self._decoder.decode(text)
+        except msgspec.ValidationError as error:
+            raise self._invalid(error) from error
+        except msgspec.DecodeError as error:
+            raise PayloadError(self.topic, "$", f"not readable as JSON: {error}") from error
+
+    def _invalid(self, error: msgspec.ValidationError) -> PayloadError:
+        rule, _, place = str(error).partition(" - at `")
+        return PayloadError(self.topic, place.rstrip("`") or "$", rule)
+
+
+class RawCodec:
+    """Encodes and decodes the payloads of topics without a class: any JSON value, or bytes."""
+
+    def __init__(self, topic: str) -> None:
+        self._codec = Codec(topic, Any)
+
+    def encode(self, value: Any) -> str:
+        if isinstance(value, bytes | bytearray | memoryview):
+            return self._codec.encode({BYTES_KEY: base64.b64encode(value).decode()})
+        if _is_wrapped(value):
+            raise PayloadError(self._codec.topic, "$", f"an object whose only key is {BYTES_KEY!r} stands for bytes: give bytes")
+        return self._codec.encode(value)
+
+    def decode(self, text: str) -> Any:
+        value = self._codec.decode(text)
+        if not _is_wrapped(value):
+            return value
+        try:
+            return base64.b64decode(value[BYTES_KEY], validate=True)
+        except (TypeError, ValueError, binascii.Error) as error:
+            raise PayloadError(self._codec.topic, f"$.{BYTES_KEY}", f"not base64: {error}") from error
+
+
+def _is_wrapped(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {BYTES_KEY}
+
+
+def _refuse_unfit(value: Any, depth: int) -> None:
+    """Raise a fault at the first value that JSON or ``jsonb`` cannot hold."""
+    match value:
+        case None | bool():
+            pass
+        case str():
+            _refuse_unfit_text(value)
+        case int():
+            if value not in INTEGERS:
+                raise _Fault("an integer beyond 64 bits")
+        case float():
+            if not math.isfinite(value):
+                raise _Fault(f"{value} is not a number that JSON has")
+        case datetime():
+            if value.utcoffset() is None:
+                raise _Fault(f"{value.isoformat()} is naive: give a datetime with a tzinfo")
+        case time():
+            pass
+        case _ if depth == 0:
+            raise _Fault(f"nested deeper than {MAX_DEPTH} levels")
+        case dict():
+            for key, each in value.items():
+                _refuse_key(key)
+                _step(f".{key}", _refuse_unfit, each, depth - 1)
+        case list() | tuple() | set() | frozenset():
+            for index, each in enumerate(value):
+                _step(f"[{index}]", _refuse_unfit, each, depth - 1)
+        case _:
+            raise _Fault(f"a {type(value).__name__} has no form in JSON")
+
+
+def _refuse_key(key: Any) -> None:
+    if not isinstance(key, str):
+        raise _Fault(f"the key {key!r} is not a string")
+    _refuse_unfit_text(key)
+
+
+def _refuse_unfit_text(value: str) -> None:
+    if "\0" in value:
+        raise _Fault("text with a NUL, which PostgreSQL cannot store")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _Fault("text with a lone surrogate, which UTF-8 cannot store") from None
+
+
+def _refuse_changed(given: Any, returned: Any) -> None:
+    """Raise a fault at the first value that would come back as something else, such as a set in an untyped field."""
+    if type(given) is type(returned) and given == returned:
+        return
+    match given, returned:
+        case (list() | tuple(), list() | tuple()) if len(given) == len(returned):
+            for index, (one, other) in enumerate(zip(given, returned, strict=True)):
+                _step(f"[{index}]", _refuse_changed, one, other)
+        case (Mapping(), Mapping()) if given.keys() == returned.keys():
+            for key, one in given.items():
+                _step(f".{key}", _refuse_changed, one, returned[key])
+        case _ if type(given) is type(returned) and (names := _field_names(given)):
+            for name in names:
+                _step(f".{name}", _refuse_changed, getattr(given, name), getattr(returned, name))
+        case _ if given == returned and _is_number_or_text(given):
+            pass  # an int for a float field, a str subclass
+        case _:
+            raise _Fault(f"{given!r:.200} would come back as {returned!r:.200}")
+
+
+def _is_number_or_text(value: Any) -> bool:
+    return isinstance(value, int | float | str | datetime | bytes | bytearray | memoryview | frozenset | set)
+
+
+def _field_names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
+    if dataclasses.is_dataclass(value):
+        return tuple(field.name for field in dataclasses.fields(value))
+    return ()
+
+
+def _step(place: str, check: Any, *arguments: Any) -> None:
+    try:
+        check(*arguments)
+    except _Fault as fault:
+        raise _Fault(fault.rule, *fault.path, place) from None

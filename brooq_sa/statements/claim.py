@@ -1,0 +1,155 @@
+"""Taking ready jobs under a lease: the statement that the whole queue turns on.
+
+On PostgreSQL one statement serves all the wanted topics::
+
+    UPDATE job ... WHERE id = ANY (ARRAY(                  -- evaluated once: never more than asked for
+      SELECT ... FROM want, LATERAL (                      -- for each topic
+        SELECT ... FROM level, LATERAL (                   --   for each priority it has, smallest first
+          SELECT id ... ORDER BY available_at, id LIMIT n  --     an ordered probe of the ready index, locking
+          FOR NO KEY UPDATE SKIP LOCKED)                   --     what it finds
+        LIMIT want.room)                                   --   stops as soon as the topic's room is full
+      LIMIT room))                                         -- stops as soon as there is no room at all
+
+A probe reads only rows that it takes (or that somebody holds locked). A million jobs of another topic, a million
+scheduled for later and a million finished cost it nothing, whatever their priorities are.
+
+`level` walks the distinct priorities by jumping from one to the next through the index (a loose index scan; the
+PostgreSQL wiki describes it). One `ORDER BY priority, available_at` over the whole topic would be simpler, but would
+step over every job that a smaller priority has scheduled for later.
+
+SQLite has neither LATERAL nor row locks. There `claim_level` takes from one topic and priority inside BEGIN IMMEDIATE.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Float,
+    Integer,
+    Select,
+    Table,
+    Text,
+    Update,
+    bindparam,
+    case,
+    column,
+    func,
+    literal_column,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects import postgresql
+
+from ..functions import json_text, now, now_plus, picked, seconds_since
+from ..schema import ATTEMPTS_CEILING
+from ..states import State
+from .guards import is_ready, literal_state
+
+
+@cache
+def claim(job: Table) -> Executable:
+    """Take up to the wanted number of due jobs of each topic, in order of priority, ready time and enqueuing.
+
+    Parameters of the statement: `want`, a list of ``{"topic": ..., "room": ...}``; `room`, how many to take in all;
+    `worker`; `lease`, in seconds.
+
+    Returns:
+        A statement for PostgreSQL that yields one row a job, in the order of `returned`; none if nothing is due.
+    """
+    want = (
+        func.jsonb_to_recordset(bindparam("want", type_=postgresql.JSONB()))
+        .table_valued(column("topic", Text()), column("room", BigInteger()))
+        .render_derived(name="want", with_types=True)
+    )
+    level = _priorities(job, want)
+    due = (
+        select(job.c.id)
+        .where(
+            job.c.topic == want.c.topic, job.c.priority == level.c.priority, is_ready(job), job.c.available_at <= now()
+        )
+        .order_by(job.c.available_at, job.c.id)
+        .limit(want.c.room)
+        .with_for_update(skip_locked=True, key_share=True)
+        .correlate(want, level)
+        .lateral("due")
+    )
+    of_topic = (
+        select(due.c.id).select_from(level.join(due, true())).limit(want.c.room).correlate(want).lateral("of_topic")
+    )
+    chosen = (
+        select(of_topic.c.id)
+        .select_from(want.join(of_topic, true()))
+        .limit(bindparam("room", type_=BigInteger()))
+        .scalar_subquery()
+    )
+    return _take(job).where(picked(job.c.id, chosen)).returning(*returned(job))
+
+
+def _priorities(job: Table, want: Any) -> Any:
+    """The distinct priorities among a topic's ready jobs, smallest first, each found by one probe of the index."""
+    ready = job.alias("ready")
+    smallest = (
+        select(ready.c.priority)
+        .where(ready.c.topic == want.c.topic, is_ready(ready))
+        .order_by(ready.c.priority)
+        .limit(literal_column("1"))
+    )
+    level = select(smallest.correlate(want).scalar_subquery().label("priority")).cte("level", recursive=True, nesting=True)
+    following = smallest.where(ready.c.priority > level.c.priority).correlate(want, level).scalar_subquery()
+    return level.union_all(select(following).where(level.c.priority.is_not(None)))
+
+
+@cache
+def next_priority(job: Table) -> Select[Any]:
+    """The smallest priority above `above` among the topic's ready jobs; NULL if there is none."""
+    return select(func.min(job.c.priority)).where(
+        job.c.topic == bindparam("topic"), is_ready(job), job.c.priority > bindparam("above", type_=Integer())
+    )
+
+
+@cache
+def claim_level(job: Table) -> Executable:
+    """Take up to `room` due jobs of one `topic` and `priority`; for SQLite, within BEGIN IMMEDIATE."""
+    chosen = (
+        select(job.c.id)
+        .where(
+            job.c.topic == bindparam("topic"),
+            job.c.priority == bindparam("level", type_=Integer()),
+            is_ready(job),
+            job.c.available_at <= now(),
+        )
+        .order_by(job.c.available_at, job.c.id)
+        .limit(bindparam("room", type_=BigInteger()))
+        .scalar_subquery()
+    )
+    return _take(job).where(picked(job.c.id, chosen)).returning(*returned(job))
+
+
+def _take(job: Table) -> Update:
+    return update(job).values(
+        state=literal_state(State.PROCESSING),
+        # An operator may have left any number in a row; one that overflowed here would fail every claim it is in.
+        attempts=case((job.c.attempts < literal_column(str(ATTEMPTS_CEILING)), job.c.attempts + literal_column("1")), else_=job.c.attempts),
+        locked_by=bindparam("worker", type_=Text()),
+        locked_until=now_plus(bindparam("lease", type_=Float())),
+        updated_at=now(),
+    )
+
+
+def returned(job: Table) -> list[ColumnElement[Any]]:
+    """The columns of a claimed job, in the order of `brooq_sa.store.Claimed`: no instants, which may not fit Python's."""
+    return [
+        job.c.id,
+        job.c.topic,
+        json_text(job.c.payload).label("payload"),
+        job.c.attempts,
+        job.c.priority,
+        seconds_since(job.c.available_at).label("waited"),
+        job.c.idempotency_key,
+    ]

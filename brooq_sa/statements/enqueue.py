@@ -1,0 +1,81 @@
+"""Putting jobs into the table, in the caller's transaction."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Double, Executable, Insert, Select, SmallInteger, Table, Text, Uuid, bindparam, column, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from ..functions import Instant, json_parsed, now_plus
+
+_COLUMNS = ["id", "topic", "payload", "priority", "available_at", "idempotency_key"]
+
+
+def _parameters() -> dict[str, Any]:
+    """One job's columns from bound parameters; `new_available_at` wins over `new_delay`, seconds from now."""
+    return {
+        "id": bindparam("new_id", type_=Uuid()),
+        "topic": bindparam("new_topic", type_=Text()),
+        "payload": json_parsed(bindparam("new_payload", type_=Text())),
+        "priority": bindparam("new_priority", type_=SmallInteger()),
+        "available_at": func.coalesce(
+            bindparam("new_available_at", type_=Instant()), now_plus(bindparam("new_delay", type_=Double()))
+        ),
+    }
+
+
+@cache
+def insert_job(job: Table) -> Insert:
+    """Put one job without a key. Nothing comes back: the id is the caller's own."""
+    return job.insert().values(_parameters())
+
+
+@cache
+def insert_keyed_job(job: Table, dialect: str) -> Executable:
+    """Put one job unless its topic and key are taken; yields its id if it was put.
+
+    A key that another transaction has inserted and not committed is waited for. DO NOTHING leaves no dead row and
+    does not touch the row that is there, which a worker may be holding.
+    """
+    values = {**_parameters(), "idempotency_key": bindparam("new_key", type_=Text())}
+    return _unless_taken(job, _insert(job, dialect).values(values)).returning(job.c.id)
+
+
+@cache
+def find_by_key(job: Table) -> Select[Any]:
+    """The id under a topic and key, if there is one."""
+    return select(job.c.id).where(job.c.topic == bindparam("topic"), job.c.idempotency_key == bindparam("key"))
+
+
+@cache
+def insert_jobs(job: Table, *, keyed: bool) -> Executable:
+    """Put many jobs, on PostgreSQL, from one JSON parameter; if keyed, yields the ids of those that were put."""
+    rows = (
+        func.jsonb_to_recordset(json_parsed(bindparam("rows", type_=Text())))
+        .table_valued(
+            column("id", Uuid()),
+            column("topic", Text()),
+            column("payload", postgresql.JSONB()),
+            column("priority", SmallInteger()),
+            column("available_at", Instant()),
+            column("delay", Double()),
+            column("key", Text()),
+        )
+        .render_derived(name="new", with_types=True)
+    )
+    due = func.coalesce(rows.c.available_at, now_plus(rows.c.delay))
+    source = select(rows.c.id, rows.c.topic, rows.c.payload, rows.c.priority, due, rows.c.key)
+    insertion = postgresql.insert(job).from_select(_COLUMNS, source)
+    return _unless_taken(job, insertion).returning(job.c.id) if keyed else insertion
+
+
+def _insert(job: Table, dialect: str) -> Any:
+    return sqlite.insert(job) if dialect == "sqlite" else postgresql.insert(job)
+
+
+def _unless_taken(job: Table, insertion: Any) -> Any:
+    return insertion.on_conflict_do_nothing(
+        index_elements=[job.c.topic, job.c.idempotency_key], index_where=job.c.idempotency_key.is_not(None)
+    )

@@ -1,0 +1,55 @@
+"""The conditions that keep one party's write from undoing another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Integer, Table, and_, bindparam, cast, literal_column, null
+
+from ..functions import ById, IdArray, entry, one_of
+from ..states import READY, State
+
+UNLEASED: dict[str, Any] = {"locked_by": null(), "locked_until": null()}
+"""What every move out of `processing` writes, so that the index on holders stays as small as the work in flight."""
+
+
+def literal_state(state: State) -> ColumnElement[str]:
+    return literal_column(f"'{state}'")
+
+
+def in_states(job: Table, *states: State) -> ColumnElement[bool]:
+    return job.c.state.in_([literal_state(state) for state in states])
+
+
+def is_ready(job: Table) -> ColumnElement[bool]:
+    """Waits for an attempt; whether it is due is a matter of `available_at`."""
+    return in_states(job, *READY)
+
+
+def is_processing(job: Table) -> ColumnElement[bool]:
+    return job.c.state == literal_state(State.PROCESSING)
+
+
+def is_among(job: Table) -> ColumnElement[bool]:
+    """One of the `ids` parameter."""
+    return one_of(job.c.id, bindparam("ids", type_=IdArray()))
+
+
+def is_held(job: Table, attempt: ColumnElement[int]) -> ColumnElement[bool]:
+    """Leased to the `worker` parameter by that very attempt: the fence.
+
+    The state cannot be left out: a cancel in plain SQL changes the state alone. The worker cannot be left out, or a
+    worker could settle what another has claimed; nor the attempt, or one that slept through its lease and claimed the
+    job again could mix up its own two runs.
+    """
+    return and_(is_processing(job), job.c.locked_by == bindparam("worker"), job.c.attempts == attempt)
+
+
+def field(job: Table, name: str) -> ColumnElement[str]:
+    """A field of the `entries` parameter, a `ById`, for the row at hand."""
+    return entry(bindparam("entries", type_=ById()), job.c.id, name)
+
+
+def attempt_given(job: Table) -> ColumnElement[int]:
+    """The attempt that the `entries` parameter names for the row at hand."""
+    return cast(field(job, "attempt"), Integer)

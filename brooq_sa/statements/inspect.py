@@ -1,0 +1,74 @@
+"""Reading what the table says: a job's fate, what is in flight, how deep each topic is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Integer, Select, Table, Uuid, and_, bindparam, case, func, literal_column, select
+
+from ..functions import now, seconds_since
+from ..states import State
+from .guards import in_states, is_processing, is_ready
+
+
+@cache
+def show(job: Table) -> Select[Any]:
+    """Every column of one job."""
+    return select(job).where(job.c.id == bindparam("job_id", type_=Uuid()))
+
+
+def jobs(
+    job: Table,
+    *,
+    topics: Collection[str] = (),
+    states: Collection[State] = (),
+    key: str | None = None,
+    worker: str | None = None,
+    error: str | None = None,
+    limit: int = 50,
+) -> Select[Any]:
+    """Jobs that fit every filter given, the last changed first.
+
+    Args:
+        error: text that `last_error` contains, taken literally.
+        limit: how many at most.
+    """
+    statement = select(job).order_by(job.c.updated_at.desc(), job.c.id.desc()).limit(limit)
+    if topics:
+        statement = statement.where(job.c.topic.in_(topics))
+    if states:
+        statement = statement.where(in_states(job, *states))
+    if key is not None:
+        statement = statement.where(job.c.idempotency_key == key)
+    if worker is not None:
+        statement = statement.where(job.c.locked_by == worker)
+    if error is not None:
+        statement = statement.where(job.c.last_error.contains(error, autoescape=True))
+    return statement
+
+
+@cache
+def depths(job: Table) -> Select[Any]:
+    """How many jobs each topic has in each state: topic, state, count."""
+    return select(job.c.topic, job.c.state, func.count().label("jobs")).group_by(job.c.topic, job.c.state)
+
+
+@cache
+def lags(job: Table) -> Select[Any]:
+    """For each topic with ready jobs: topic, how many are due, and the age of the oldest due one in seconds."""
+    due = and_(is_ready(job), job.c.available_at <= now())
+    age = func.max(seconds_since(job.c.available_at)).label("oldest_age")
+    return select(job.c.topic, func.count().label("due"), age).where(due).group_by(job.c.topic)
+
+
+@cache
+def leases(job: Table) -> Select[Any]:
+    """For each worker that holds jobs: its name, how many, and how many of their leases have run out."""
+    lapsed = func.sum(case((job.c.locked_until < now(), literal_column("1")), else_=literal_column("0")), type_=Integer()).label("lapsed")
+    return (
+        select(job.c.locked_by.label("worker"), func.count().label("jobs"), lapsed)
+        .where(is_processing(job))
+        .group_by(job.c.locked_by)
+    )

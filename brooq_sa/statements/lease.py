@@ -1,0 +1,41 @@
+"""Keeping the leases of running jobs, many in one statement."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Executable, Float, Select, Table, bindparam, select, update
+
+from ..functions import now_plus, picked
+from .guards import attempt_given, is_among, is_held, is_processing
+
+
+@cache
+def renew(job: Table) -> Executable:
+    """Move the end of each held lease to `lease` seconds from now; yields the ids and attempts it renewed.
+
+    Parameters: `ids`; `entries` with each id's `attempt`; `worker`; `lease`. Rows that somebody else has locked are
+    skipped, so that one of them cannot hold up the rest: a row that is missing from the answer is not yet a lost
+    lease, see `held`.
+    """
+    mine = (
+        select(job.c.id)
+        .where(is_among(job), is_held(job, attempt_given(job)))
+        .with_for_update(skip_locked=True, key_share=True)
+        .scalar_subquery()
+    )
+    return (
+        update(job)
+        .where(picked(job.c.id, mine), is_held(job, attempt_given(job)))
+        .values(locked_until=now_plus(bindparam("lease", type_=Float())))
+        .returning(job.c.id, job.c.attempts)
+    )
+
+
+@cache
+def held(job: Table) -> Select[Any]:
+    """The ids and attempts among `ids` that the `worker` holds: a plain read, which no row lock can hide from."""
+    return select(job.c.id, job.c.attempts).where(
+        is_among(job), is_processing(job), job.c.locked_by == bindparam("worker")
+    )

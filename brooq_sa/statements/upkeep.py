@@ -1,0 +1,47 @@
+"""Returning the jobs of crashed workers, and deleting finished ones; safe for many at once."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from sqlalchemy import BigInteger, Executable, Float, Table, bindparam, delete, select, update
+
+from ..functions import now, now_plus, picked
+from ..states import TERMINAL, State
+from .guards import UNLEASED, in_states, is_processing, literal_state
+
+
+@cache
+def reap(job: Table) -> Executable:
+    """Return up to `limit` jobs whose lease ran out to `pending`, available now; yields id, topic and attempts.
+
+    `attempts` stays: a lease that ran out is a crash, not a failure. The guard is repeated outside the locking
+    sub-select, so that a job which finished in between keeps its outcome.
+    """
+    lapsed = (
+        select(job.c.id)
+        .where(job.c.locked_by.is_not(None), is_processing(job), job.c.locked_until < now())
+        .limit(bindparam("limit", type_=BigInteger()))
+        .with_for_update(skip_locked=True, key_share=True)
+        .scalar_subquery()
+    )
+    return (
+        update(job)
+        .where(picked(job.c.id, lapsed), is_processing(job), job.c.locked_until < now())
+        .values(state=literal_state(State.PENDING), available_at=now(), updated_at=now(), **UNLEASED)
+        .returning(job.c.id, job.c.topic, job.c.attempts)
+    )
+
+
+@cache
+def purge(job: Table) -> Executable:
+    """Delete up to `limit` terminal jobs older than `ttl` seconds, oldest first; yields their topics."""
+    old = (
+        select(job.c.id)
+        .where(in_states(job, *TERMINAL), job.c.updated_at < now_plus(-bindparam("ttl", type_=Float())))
+        .order_by(job.c.updated_at)
+        .limit(bindparam("limit", type_=BigInteger()))
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    return delete(job).where(picked(job.c.id, old), in_states(job, *TERMINAL)).returning(job.c.topic)
