@@ -109,7 +109,7 @@ def _priorities(job: Table, want: Any) -> Any:
 def next_priority(job: Table) -> Select[Any]:
     """The smallest priority above `above` among the topic's ready jobs; NULL if there is none."""
     return select(func.min(job.c.priority)).where(
-        job.c.topic == bindparam("topic"), is_ready(job), job.c.priority > bindparam("above", type_=Integer())
+        job.c.topic == bindparam("of_topic", type_=Text()), is_ready(job), job.c.priority > bindparam("above", type_=Integer())
     )
 
 
@@ -119,7 +119,7 @@ def claim_level(job: Table) -> Executable:
     chosen = (
         select(job.c.id)
         .where(
-            job.c.topic == bindparam("topic"),
+            job.c.topic == bindparam("of_topic", type_=Text()),
             job.c.priority == bindparam("level", type_=Integer()),
             is_ready(job),
             job.c.available_at <= now(),

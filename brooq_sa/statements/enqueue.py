@@ -50,6 +50,20 @@ def find_by_key(job: Table) -> Select[Any]:
 
 
 @cache
+def find_by_keys(job: Table) -> Select[Any]:
+    """Those of the `keys` of a topic that are taken: key and id."""
+    return select(job.c.idempotency_key, job.c.id).where(
+        job.c.topic == bindparam("topic"), job.c.idempotency_key.in_(bindparam("keys", expanding=True))
+    )
+
+
+@cache
+def insert_jobs_singly(job: Table) -> Insert:
+    """Put jobs without keys by the driver's ``executemany``, on SQLite."""
+    return job.insert().inline().values(_parameters())
+
+
+@cache
 def insert_jobs(job: Table, *, keyed: bool) -> Executable:
     """Put many jobs, on PostgreSQL, from one JSON parameter; if keyed, yields the ids of those that were put."""
     rows = (

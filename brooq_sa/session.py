@@ -1,0 +1,472 @@
+"""Enqueuing in the caller's own transaction, and an operator's moves.
+
+`enqueue` and its siblings take whatever the caller has: a Session (or a subclass: SQLModel's, Flask-SQLAlchemy's), a
+scoped_session, a Connection, or the async ones, for which they return an awaitable. They join the transaction and the
+savepoint that are open there, and never commit.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+import msgspec
+from sqlalchemy import Connection, Table
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session as _Session
+from sqlalchemy.orm import scoped_session
+from uuid_utils.compat import uuid7
+
+from .durations import parse_duration
+from .exc import EnqueueError, OptionError, SchemaError
+from .jobs import JobBase, NewJob, RawJob, encode, table_of
+from .kinds import MAX_DURATION, check_integer
+from .schema import EARLIEST, LATEST, PRIORITIES
+from .sqlite import check_transaction
+from .states import CancelResult, Enqueued, RetryResult
+from .statements import enqueue as statements
+from .store import JobStore
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, async_scoped_session
+    from sqlalchemy.ext.asyncio import AsyncSession as _AsyncSession
+
+    AsyncTarget: TypeAlias = _AsyncSession | async_scoped_session[Any] | AsyncConnection
+
+SyncTarget: TypeAlias = "_Session | scoped_session[Any] | Connection"
+
+MAX_KEY = 1_000
+"""The longest key, in characters: an index entry must hold it."""
+
+BULK = 1_000
+"""How many jobs one statement of `enqueue_many` puts."""
+
+_TRIES = 10
+_EARLIEST = datetime.fromisoformat(EARLIEST).replace(tzinfo=UTC)
+_LATEST = datetime.fromisoformat(LATEST).replace(tzinfo=UTC)
+
+
+@overload
+def enqueue(
+    session: SyncTarget,
+    job: JobBase | RawJob,
+    *,
+    key: str | None = None,
+    available_at: datetime | None = None,
+    delay: timedelta | str | None = None,
+    priority: int | None = None,
+) -> Enqueued: ...
+@overload
+def enqueue(
+    session: AsyncTarget,
+    job: JobBase | RawJob,
+    *,
+    key: str | None = None,
+    available_at: datetime | None = None,
+    delay: timedelta | str | None = None,
+    priority: int | None = None,
+) -> Awaitable[Enqueued]: ...
+def enqueue(
+    session: Any,
+    job: JobBase | RawJob,
+    *,
+    key: str | None = None,
+    available_at: datetime | None = None,
+    delay: timedelta | str | None = None,
+    priority: int | None = None,
+) -> Enqueued | Awaitable[Enqueued]:
+    """Put a job into the caller's transaction: it exists if and only if that commits.
+
+    A Session is flushed first, so that the job comes after what it refers to.
+
+    Args:
+        session: a Session, scoped_session or Connection; or an AsyncSession, async_scoped_session or AsyncConnection.
+        job: an instance of a job class, or a RawJob.
+        key: at most one job lives under a topic and key, finished ones included, until retention deletes it. "" and
+            None are no key.
+        available_at: an aware datetime, not before which the job is run.
+        delay: the same, counted from now: a timedelta, or a string with a unit.
+        priority: from -32768 to 32767, the smaller goes first; None takes the kind's.
+
+    Returns:
+        `Enqueued(id, created)`, or an awaitable of it if `session` is async. With `created` False, `id` is that of the
+        job that has the key.
+
+    Raises:
+        PayloadError: a value in the job cannot be carried. Nothing was sent; the transaction is as usable as before.
+        OptionError: an option breaks its rule, or `session` is none of the above. Likewise.
+        SchemaError: the database has no job table.
+        SqliteSetupError: a SQLite engine whose transactions would not hold the job; see `brooq_sa.sqlite`.
+        EnqueueError: others kept taking and giving up the key.
+    """
+    new = NewJob(job, key, available_at, delay, priority)
+    if _is_async(session):
+        return _run_async(session, lambda sync: _enqueue(sync, new))
+    return _enqueue(session, new)
+
+
+@overload
+def enqueue_many(
+    session: SyncTarget,
+    jobs: Iterable[JobBase | RawJob | NewJob],
+    *,
+    available_at: datetime | None = None,
+    delay: timedelta | str | None = None,
+    priority: int | None = None,
+) -> list[Enqueued]: ...
+@overload
+def enqueue_many(
+    session: AsyncTarget,
+    jobs: Iterable[JobBase | RawJob | NewJob],
+    *,
+    available_at: datetime | None = None,
+    delay: timedelta | str | None = None,
+    priority: int | None = None,
+) -> Awaitable[list[Enqueued]]: ...
+def enqueue_many(
+    session: Any,
+    jobs: Iterable[JobBase | RawJob | NewJob],
+    *,
+    available_at: datetime | None = None,
+    delay: timedelta | str | None = None,
+    priority: int | None = None,
+) -> list[Enqueued] | Awaitable[list[Enqueued]]:
+    """Put many jobs into the caller's transaction, in few statements.
+
+    Args:
+        session: as for `enqueue`.
+        jobs: job objects, or a NewJob around one to give it a key or other options of its own.
+        available_at, delay, priority: for the jobs that do not say otherwise.
+
+    Returns:
+        The answers of `enqueue`, in the order of `jobs`. Of two jobs with one topic and key, the earlier is created.
+
+    Raises:
+        What `enqueue` does. Every job is checked before the first is sent.
+    """
+    news = [_with_defaults(job, available_at, delay, priority) for job in jobs]
+    if _is_async(session):
+        return _run_async(session, lambda sync: _enqueue_many(sync, news))
+    return _enqueue_many(session, news)
+
+
+@overload
+def cancel(session: SyncTarget, base: type[JobBase], job_id: uuid.UUID) -> CancelResult: ...
+@overload
+def cancel(session: AsyncTarget, base: type[JobBase], job_id: uuid.UUID) -> Awaitable[CancelResult]: ...
+def cancel(session: Any, base: type[JobBase], job_id: uuid.UUID) -> CancelResult | Awaitable[CancelResult]:
+    """Cancel a job, in the caller's transaction.
+
+    Returns:
+        What it did: CANCELED while it waited; TOLD_TO_STOP while it ran (its worker hears of it with the next heartbeat,
+        and writes nothing); TOO_LATE, it had finished; NOT_FOUND.
+    """
+    return _operate(session, base, lambda store, connection: store.cancel(connection, job_id))
+
+
+@overload
+def retry(session: SyncTarget, base: type[JobBase], job_id: uuid.UUID) -> RetryResult: ...
+@overload
+def retry(session: AsyncTarget, base: type[JobBase], job_id: uuid.UUID) -> Awaitable[RetryResult]: ...
+def retry(session: Any, base: type[JobBase], job_id: uuid.UUID) -> RetryResult | Awaitable[RetryResult]:
+    """Send a failed, dead or canceled job round again now, in the caller's transaction.
+
+    Its attempts are kept, since they say how often it was taken: a dead job gets one attempt more.
+
+    Returns:
+        What it did: RETRIED; NOT_NEEDED, it is pending or running; REFUSED, it is done; NOT_FOUND.
+    """
+    return _operate(session, base, lambda store, connection: store.retry(connection, job_id))
+
+
+class EnqueueMixin:
+    """Gives a Session class the methods ``enqueue`` and ``enqueue_many``; see the functions."""
+
+    def enqueue(
+        self,
+        job: JobBase | RawJob,
+        *,
+        key: str | None = None,
+        available_at: datetime | None = None,
+        delay: timedelta | str | None = None,
+        priority: int | None = None,
+    ) -> Enqueued:
+        """`brooq_sa.enqueue` into this session."""
+        return _enqueue(self, NewJob(job, key, available_at, delay, priority))
+
+    def enqueue_many(
+        self,
+        jobs: Iterable[JobBase | RawJob | NewJob],
+        *,
+        available_at: datetime | None = None,
+        delay: timedelta | str | None = None,
+        priority: int | None = None,
+    ) -> list[Enqueued]:
+        """`brooq_sa.enqueue_many` into this session."""
+        return _enqueue_many(self, [_with_defaults(job, available_at, delay, priority) for job in jobs])
+
+
+class Session(EnqueueMixin, _Session):
+    """A SQLAlchemy Session with ``enqueue``."""
+
+
+def _is_async(target: Any) -> bool:
+    # Nobody has an async session without having imported the module, which needs greenlet.
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    return module is not None and isinstance(
+        target, module.AsyncSession | module.async_scoped_session | module.AsyncConnection
+    )
+
+
+def _run_async(target: Any, work: Callable[[Any], Any]) -> Awaitable[Any]:
+    from .asyncio import run_in
+
+    return run_in(target, work)
+
+
+def _connection(target: Any, table: Table) -> Connection:
+    """The connection that the caller's transaction is on, with what the session holds written to it."""
+    if isinstance(target, Connection):
+        return target
+    session = target() if isinstance(target, scoped_session) else target
+    if not isinstance(session, _Session):
+        raise OptionError(
+            f"{target!r:.200} is no session. Give a Session, scoped_session or Connection, or their async counterparts."
+        )
+    session.flush()
+    return session.connection(bind_arguments={"clause": table})
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A checked job, ready to be sent."""
+
+    table: Table
+    id: uuid.UUID
+    topic: str
+    payload: str
+    priority: int
+    available_at: datetime | None
+    delay: float
+    key: str | None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "new_id": self.id,
+            "new_topic": self.topic,
+            "new_payload": self.payload,
+            "new_priority": self.priority,
+            "new_available_at": self.available_at,
+            "new_delay": self.delay,
+        }
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {
+            "id": str(self.id),
+            "topic": self.topic,
+            "payload": msgspec.Raw(self.payload.encode()),
+            "priority": self.priority,
+            "available_at": self.available_at,
+            "delay": self.delay,
+            "key": self.key,
+        }
+
+
+def _with_defaults(
+    job: JobBase | RawJob | NewJob, available_at: datetime | None, delay: timedelta | str | None, priority: int | None
+) -> NewJob:
+    if not isinstance(job, NewJob):
+        return NewJob(job, None, available_at, delay, priority)
+    timed = job.available_at is not None or job.delay is not None
+    return NewJob(
+        job.job,
+        job.key,
+        job.available_at if timed else available_at,
+        job.delay if timed else delay,
+        priority if job.priority is None else job.priority,
+    )
+
+
+def _checked(new: NewJob) -> _Row:
+    """The row for a job; every fault is found here, before anything is sent."""
+    table = table_of(new.job)
+    topic, payload, own_priority = encode(new.job)
+    if new.available_at is not None and new.delay is not None:
+        raise OptionError("available_at and delay are both given. Give one of them.")
+    return _Row(
+        table=table,
+        id=uuid7(),
+        topic=topic,
+        payload=payload,
+        priority=own_priority if new.priority is None else check_integer("priority", new.priority, PRIORITIES),
+        available_at=None if new.available_at is None else _check_instant(new.available_at),
+        delay=0.0 if new.delay is None else _check_delay(new.delay),
+        key=None if new.key is None else _check_key(new.key),
+    )
+
+
+def _check_instant(value: object) -> datetime:
+    if not isinstance(value, datetime):
+        raise OptionError(f"available_at is {value!r}. Give an aware datetime.")
+    if value.utcoffset() is None:
+        raise OptionError(
+            f"available_at is {value!r}, which is naive: nobody can tell which instant it is. Give it a tzinfo, such as"
+            " datetime.now(timezone.utc)."
+        )
+    # Compared before it is converted: near the ends of the calendar, conversion overflows.
+    if not _EARLIEST <= value < _LATEST:
+        raise OptionError(f"available_at is {value!r}. Give an instant from {EARLIEST} to {LATEST} UTC.")
+    return value.astimezone(UTC)
+
+
+def _check_delay(value: timedelta | str) -> float:
+    try:
+        delay = parse_duration(value)
+    except OptionError as error:
+        raise OptionError(f"delay: {error}") from None
+    if not timedelta(0) <= delay <= MAX_DURATION:
+        raise OptionError(f"delay is {value!r}. Give 0s to {MAX_DURATION.days} days.")
+    return delay.total_seconds()
+
+
+def _check_key(value: object) -> str | None:
+    if not isinstance(value, str):
+        raise OptionError(f"key is {value!r}. Give a string.")
+    if len(value) > MAX_KEY:
+        raise OptionError(f"key {value[:60]!r}... has {len(value):,} characters. Give {MAX_KEY:,} at the most.")
+    if "\0" in value or not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
+        raise OptionError(f"key {value!r} has a NUL or a lone surrogate, which the database cannot store.")
+    return value or None
+
+
+def _enqueue(target: Any, new: NewJob) -> Enqueued:
+    row = _checked(new)
+    connection = _connection(target, row.table)
+    _check_database(connection)
+    with _explained(row.table):
+        return _put(connection, row)
+
+
+def _put(connection: Connection, row: _Row) -> Enqueued:
+    if row.key is None:
+        connection.execute(statements.insert_job(row.table), row.parameters)
+        return Enqueued(row.id, True)
+    return _put_keyed(connection, row)
+
+
+def _put_keyed(connection: Connection, row: _Row) -> Enqueued:
+    """Put the job or find the one that has its key.
+
+    Between the INSERT that found the key taken and the SELECT that looks for it, the other job may be gone: rolled
+    back, or deleted by retention. Then it is tried again, so that nobody is told of a job that does not exist.
+    """
+    insertion = statements.insert_keyed_job(row.table, connection.dialect.name)
+    for _ in range(_TRIES):
+        if connection.execute(insertion, {**row.parameters, "new_key": row.key}).first() is not None:
+            return Enqueued(row.id, True)
+        found = connection.execute(statements.find_by_key(row.table), {"topic": row.topic, "key": row.key}).scalar()
+        if found is not None:
+            return Enqueued(found, False)
+    raise EnqueueError(
+        f"Key {row.key!r} of topic {row.topic!r} was taken and given up {_TRIES} times while we looked. Enqueue again."
+    )
+
+
+def _enqueue_many(target: Any, news: Sequence[NewJob]) -> list[Enqueued]:
+    rows = [_checked(new) for new in news]
+    by_table: dict[Table, list[_Row]] = defaultdict(list)
+    for row in rows:
+        by_table[row.table].append(row)
+    answers: dict[uuid.UUID, Enqueued] = {}
+    for table, its_rows in by_table.items():
+        connection = _connection(target, table)
+        _check_database(connection)
+        put = _put_singly if connection.dialect.name == "sqlite" else _put_in_bulk
+        with _explained(table):
+            for start in range(0, len(its_rows), BULK):
+                answers |= put(connection, table, its_rows[start : start + BULK])
+    return [answers[row.id] for row in rows]
+
+
+def _put_singly(connection: Connection, table: Table, rows: list[_Row]) -> dict[uuid.UUID, Enqueued]:
+    if unkeyed := [row.parameters for row in rows if row.key is None]:
+        connection.execute(statements.insert_jobs_singly(table), unkeyed)
+    return {row.id: Enqueued(row.id, True) if row.key is None else _put_keyed(connection, row) for row in rows}
+
+
+def _put_in_bulk(connection: Connection, table: Table, rows: list[_Row]) -> dict[uuid.UUID, Enqueued]:
+    keyed = any(row.key is not None for row in rows)
+    # Everybody takes keys in the same order, so that two bulks with keys in common do not wait for each other.
+    ordered = sorted(rows, key=lambda row: (row.topic, row.key or "")) if keyed else rows
+    text = msgspec.json.encode([row.record for row in ordered]).decode()
+    result = connection.execute(statements.insert_jobs(table, keyed=keyed), {"rows": text})
+    created = set(result.scalars()) if keyed else {row.id for row in rows}
+    taken = [row for row in ordered if row.id not in created]
+    found = _find(connection, table, taken)
+    answers = {row_id: Enqueued(row_id, True) for row_id in created}
+    for row in taken:
+        holder = found.get((row.topic, row.key))
+        answers[row.id] = _put_keyed(connection, row) if holder is None else Enqueued(holder, False)
+    return answers
+
+
+def _find(connection: Connection, table: Table, rows: list[_Row]) -> dict[tuple[str, str | None], uuid.UUID]:
+    keys: dict[str, list[str | None]] = defaultdict(list)
+    for row in rows:
+        keys[row.topic].append(row.key)
+    found: dict[tuple[str, str | None], uuid.UUID] = {}
+    for topic, its_keys in keys.items():
+        matches = connection.execute(statements.find_by_keys(table), {"topic": topic, "keys": its_keys})
+        found.update({(topic, key): job_id for key, job_id in matches})
+    return found
+
+
+def _operate(target: Any, base: type[JobBase], move: Callable[[JobStore, Connection], Any]) -> Any:
+    store = JobStore(base.__table__)
+
+    def work(sync: Any) -> Any:
+        connection = _connection(sync, store.table)
+        with _explained(store.table):
+            return move(store, connection)
+
+    return _run_async(target, work) if _is_async(target) else work(target)
+
+
+def _check_database(connection: Connection) -> None:
+    match connection.dialect.name:
+        case "postgresql":
+            pass
+        case "sqlite":
+            check_transaction(connection)
+        case other:
+            raise OptionError(f"The session is on {other}. Jobs live in PostgreSQL or SQLite.")
+
+
+@contextmanager
+def _explained(table: Table) -> Iterator[None]:
+    """Add the next step to the database's complaint that the table is missing."""
+    try:
+        yield
+    except DBAPIError as error:
+        if is_missing_table(error, table):
+            raise SchemaError(
+                f"The database has no table {table.fullname!r}. Run 'alembic upgrade brooq@head', or 'brooq-sa migrate"
+                " upgrade' if you do not use Alembic; if it lies elsewhere, give the base its schema= and table_name=."
+            ) from error
+        raise
+
+
+def is_missing_table(error: DBAPIError, table: Table) -> bool:
+    """Whether the database complains that this very table is missing."""
+    text = str(error.orig)
+    if getattr(error.orig, "sqlstate", getattr(error.orig, "pgcode", None)) == "42P01":
+        return table.name in text
+    return text.startswith("no such table") and table.name in text

@@ -1,0 +1,103 @@
+"""What an engine on SQLite needs so that an enqueue keeps its promise there.
+
+Python's ``sqlite3`` opens a transaction by itself, and only before an INSERT, UPDATE or DELETE. A SAVEPOINT that comes
+first therefore stands alone, and its RELEASE commits: a job enqueued inside would outlive the caller's rollback. And a
+transaction that reads before it writes fails at once with "database is locked" when another one has written in
+between, whatever the busy timeout is. `configure` prevents both: SQLAlchemy begins every transaction itself, with BEGIN
+IMMEDIATE (the first is the recipe of SQLAlchemy's documentation of the dialect, "Serializable isolation / Savepoints /
+Transactional DDL").
+
+Durability is SQLite's default (``synchronous=FULL``). ``PRAGMA synchronous=NORMAL`` is faster and survives a crash of the
+process, but a power cut may take the last commits with it; it is the user's to choose.
+"""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+from .exc import OptionError, SqliteSetupError, SqliteSetupWarning
+
+BUSY_TIMEOUT = timedelta(seconds=30)
+"""How long a transaction waits for another one's write lock before it fails."""
+
+_CONFIGURED = "brooq_sqlite_configured"
+
+
+def configure(engine: Any, *, busy_timeout: timedelta = BUSY_TIMEOUT) -> Any:
+    """Set an engine on SQLite up for jobs: true savepoints, BEGIN IMMEDIATE, WAL, a busy timeout.
+
+    Call it once, before the engine's first connection is made. Transactions that only read may say
+    ``execution_options(brooq_begin="DEFERRED")`` on their connection or engine, and then wait for nobody.
+
+    Args:
+        engine: an Engine or AsyncEngine.
+
+    Returns:
+        The same engine.
+
+    Raises:
+        OptionError: it is not on SQLite.
+    """
+    sync_engine: Engine = getattr(engine, "sync_engine", engine)
+    if sync_engine.dialect.name != "sqlite":
+        raise OptionError(f"The engine is on {sync_engine.dialect.name}. Only SQLite needs to be configured.")
+    if is_configured(sync_engine):
+        return engine
+    milliseconds = int(busy_timeout.total_seconds() * 1000)
+
+    def take_over(dbapi_connection: Any, record: Any) -> None:
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {milliseconds}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.close()
+
+    event.listen(sync_engine, "connect", take_over)
+    event.listen(sync_engine, "begin", _begin)
+    setattr(sync_engine, _CONFIGURED, True)
+    return engine
+
+
+def is_configured(engine: Engine) -> bool:
+    return bool(getattr(engine, _CONFIGURED, False))
+
+
+def _begin(connection: Connection) -> None:
+    options = connection.get_execution_options()
+    if options.get("isolation_level") != "AUTOCOMMIT":
+        connection.exec_driver_sql(f"BEGIN {options.get('brooq_begin', 'IMMEDIATE')}")
+
+
+def check_transaction(connection: Connection) -> None:
+    """Say so if an enqueue on this connection could be committed without the caller.
+
+    Raises:
+        SqliteSetupError: it would be, or it cannot be told whether it would.
+    """
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return  # the caller asked for it
+    driver_connection = connection.connection.dbapi_connection
+    if getattr(driver_connection, "autocommit", None) is False:
+        return  # PEP 249 transactions, from Python 3.12 on
+    if getattr(driver_connection, "isolation_level", None) is None:
+        if not getattr(driver_connection, "in_transaction", True):
+            raise SqliteSetupError(
+                "This SQLite connection commits each statement by itself, so a job would outlive your rollback. Call"
+                " brooq_sa.sqlite.configure(engine) once, before the engine connects."
+            )
+        return
+    if connection.in_nested_transaction():
+        raise SqliteSetupError(
+            "On this SQLite engine a savepoint may commit by itself, so a job enqueued inside could outlive your"
+            " rollback. Call brooq_sa.sqlite.configure(engine) once, before the engine connects."
+        )
+    warnings.warn(
+        "This SQLite engine is not set up for jobs: savepoints may commit by themselves, and 'database is locked' may"
+        " come at once. Call brooq_sa.sqlite.configure(engine) once, before the engine connects.",
+        SqliteSetupWarning,
+        stacklevel=5,
+    )

@@ -1,0 +1,230 @@
+"""The moves of a job, run on a connection that the caller provides.
+
+One place runs the statements of `brooq_sa.statements`, for the worker, the pull style, the command line and the tests
+alike. It opens nothing, begins nothing and commits nothing. What the two databases do differently (a claim is one
+statement on PostgreSQL and a few on SQLite) is known here and nowhere above.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Executable, Table
+
+from .schema import PRIORITIES
+from .states import CancelResult, RetryResult, State
+from .statements import claim, lease, operate, settle, upkeep
+
+Holding = tuple[uuid.UUID, int]
+"""A job's id and the attempt that holds it: what a fence is about."""
+
+
+class Claimed(NamedTuple):
+    """A job as a claim takes it, in the column order of `brooq_sa.statements.claim.returned`.
+
+    Attributes:
+        payload: JSON text.
+        attempt: this taking's number, from 1.
+        waited: seconds from ready to claimed.
+    """
+
+    id: uuid.UUID
+    topic: str
+    payload: str
+    attempt: int
+    priority: int
+    waited: float
+    key: str | None
+
+    @property
+    def holding(self) -> Holding:
+        return self.id, self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        id: of the job.
+        attempt: that ended.
+        state: the job's next one; PENDING is a release.
+        delay: until the job is available again; None leaves it.
+        error: for `last_error`; None leaves it.
+        give_back: whether the attempt is not charged after all.
+    """
+
+    id: uuid.UUID
+    attempt: int
+    state: State
+    delay: timedelta | None = None
+    error: str | None = None
+    give_back: bool = False
+
+    @property
+    def holding(self) -> Holding:
+        return self.id, self.attempt
+
+
+class Reaped(NamedTuple):
+    """A job that came back from a worker which let its lease run out."""
+
+    id: uuid.UUID
+    topic: str
+    attempts: int
+
+
+class JobStore:
+    """The moves of the jobs in one table."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def claim(
+        self, connection: Connection, want: Mapping[str, int], *, room: int, worker: str, lease: timedelta
+    ) -> list[Claimed]:
+        """Take due jobs under a lease.
+
+        Args:
+            want: how many to take at most, by topic; earlier topics first.
+            room: how many to take at most in all.
+
+        Returns:
+            The jobs in the order they are to start: priority, ready time, id.
+        """
+        terms = {"worker": worker, "lease": lease.total_seconds()}
+        if connection.dialect.name == "sqlite":
+            rows = list(self._claim_by_level(connection, want, room, terms))
+        else:
+            listed = [{"topic": topic, "room": most} for topic, most in want.items()]
+            rows = list(connection.execute(claim.claim(self.table), {"want": listed, "room": room, **terms}))
+        return sorted((Claimed(*row) for row in rows), key=lambda job: (job.priority, -job.waited, job.id))
+
+    def _claim_by_level(
+        self, connection: Connection, want: Mapping[str, int], room: int, terms: dict[str, Any]
+    ) -> Iterable[Any]:
+        """SQLite's claim: one statement a topic and priority, all inside the caller's BEGIN IMMEDIATE."""
+        for topic, most in want.items():
+            left = min(most, room)
+            level = PRIORITIES.start - 1
+            while left:
+                place = {"of_topic": topic, "above": level}
+                level = connection.execute(claim.next_priority(self.table), place).scalar_one()
+                if level is None:
+                    break
+                taking = {"of_topic": topic, "level": level, "room": left, **terms}
+                rows = connection.execute(claim.claim_level(self.table), taking).all()
+                yield from rows
+                left -= len(rows)
+                room -= len(rows)
+
+    def settle(self, connection: Connection, worker: str, outcomes: Collection[Outcome]) -> set[Holding]:
+        """Write outcomes, each only if `worker` still holds the job by that attempt.
+
+        Returns:
+            Those written. The others had lost their lease, and nothing of them was written.
+        """
+        successes: dict[int, list[uuid.UUID]] = defaultdict(list)
+        others: dict[uuid.UUID, Outcome] = {}
+        for outcome in outcomes:
+            if outcome.state is State.DONE:
+                successes[outcome.attempt].append(outcome.id)
+            else:
+                others[outcome.id] = outcome
+        written: set[Holding] = set()
+        for attempt, ids in successes.items():
+            terms = {"ids": ids, "worker": worker, "attempt": attempt}
+            rows = connection.execute(settle.settle_done(self.table), terms)
+            written.update((job_id, attempt) for (job_id,) in rows)
+        if others:
+            entries = {job_id: _entry(outcome) for job_id, outcome in others.items()}
+            terms = {"ids": list(others), "worker": worker, "entries": entries}
+            rows = connection.execute(settle.settle_otherwise(self.table), terms)
+            written.update(others[job_id].holding for (job_id,) in rows)
+        return written
+
+    def renew(
+        self, connection: Connection, worker: str, held: Collection[Holding], lease_for: timedelta
+    ) -> tuple[set[Holding], set[Holding]]:
+        """Renew the leases of what `worker` holds.
+
+        Returns:
+            Those renewed, and those not renewed but still held (their rows were locked by somebody for a moment).
+            What is in neither has lost its lease.
+        """
+        terms = {
+            "ids": [job_id for job_id, _ in held],
+            "entries": {job_id: {"attempt": attempt} for job_id, attempt in held},
+            "worker": worker,
+        }
+        rows = connection.execute(lease.renew(self.table), {**terms, "lease": lease_for.total_seconds()})
+        renewed = {(job_id, attempt) for job_id, attempt in rows}
+        if not (missing := set(held) - renewed):
+            return renewed, set()
+        look = {"ids": [job_id for job_id, _ in missing], "worker": worker}
+        return renewed, missing & {(job_id, attempt) for job_id, attempt in connection.execute(lease.held(self.table), look)}
+
+    def reap(self, connection: Connection, *, limit: int) -> list[Reaped]:
+        """Return up to `limit` jobs whose lease ran out to `pending`."""
+        return [Reaped(*row) for row in connection.execute(upkeep.reap(self.table), {"limit": limit})]
+
+    def purge(self, connection: Connection, *, ttl: timedelta, limit: int) -> list[str]:
+        """Delete up to `limit` terminal jobs older than `ttl`, oldest first; their topics."""
+        terms = {"ttl": ttl.total_seconds(), "limit": limit}
+        return list(connection.execute(upkeep.purge(self.table), terms).scalars())
+
+    def cancel(self, connection: Connection, job_id: uuid.UUID) -> CancelResult:
+        """Cancel a job that waits or is leased."""
+        while True:
+            if self._moved(connection, operate.cancel_waiting(self.table), job_id):
+                return CancelResult.CANCELED
+            if self._moved(connection, operate.cancel_processing(self.table), job_id):
+                return CancelResult.TOLD_TO_STOP
+            match self._state(connection, job_id):
+                case None:
+                    return CancelResult.NOT_FOUND
+                case State.DONE | State.DEAD | State.CANCELED:
+                    return CancelResult.TOO_LATE
+                case _:
+                    continue  # it changed hands between the two statements
+
+    def retry(self, connection: Connection, job_id: uuid.UUID) -> RetryResult:
+        """Send a failed, dead or canceled job round again, now."""
+        while True:
+            if self._moved(connection, operate.retry(self.table), job_id):
+                return RetryResult.RETRIED
+            match self._state(connection, job_id):
+                case None:
+                    return RetryResult.NOT_FOUND
+                case State.DONE:
+                    return RetryResult.REFUSED
+                case State.PENDING | State.PROCESSING:
+                    return RetryResult.NOT_NEEDED
+                case _:
+                    continue
+
+    @staticmethod
+    def _moved(connection: Connection, statement: Executable, job_id: uuid.UUID) -> bool:
+        return connection.execute(statement, {"job_id": job_id}).first() is not None
+
+    def _state(self, connection: Connection, job_id: uuid.UUID) -> State | None:
+        state = connection.execute(operate.state_of(self.table), {"job_id": job_id}).scalar()
+        return None if state is None else State(state)
+
+
+def _entry(outcome: Outcome) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "attempt": outcome.attempt,
+        "state": outcome.state,
+        "given_back": int(outcome.give_back),
+    }
+    if outcome.delay is not None:
+        entry["delay"] = outcome.delay.total_seconds()
+    if outcome.error is not None:
+        entry["error"] = outcome.error
+    return entry
