@@ -38,7 +38,7 @@ def parse_duration(value: timedelta | str) -> timedelta:
             raise OptionError(f"Duration {str(value)!r} is negative. Give zero or more.")
         return value
     if not isinstance(value, str):
-        raise OptionError(f"Duration {_shown(value)} is a {type(value).__name__}. {HOW}, or a timedelta.")
+        raise OptionError(f"Duration {_shown(value)} is of type {type(value).__name__}. {HOW}, or a timedelta.")
     return _parse_text(value)
 
 
@@ -59,7 +59,7 @@ def _parse_text(value: str) -> timedelta:
     parts = _split(value.strip())
     if parts is None:
         raise OptionError(f"Duration {_shown(value)} {_fault(value.strip())}. {HOW}.")
-    microseconds = sum(Decimal(number) * MICROSECONDS[unit] for number, unit in parts)
+    microseconds = sum((Decimal(number) * MICROSECONDS[unit] for number, unit in parts), Decimal(0))
     try:
         return timedelta(microseconds=int(microseconds.to_integral_value()))
     except (OverflowError, ArithmeticError):

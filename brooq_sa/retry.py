@@ -36,4 +36,4 @@ def _doubled(base: timedelta, times: int, maximum: timedelta) -> timedelta:
     # Ask how often the base fits before doubling it: an attempt number has no bound, a number of bits does.
     if times >= (maximum // base).bit_length():
         return maximum
-    return min(base * 2 ** max(times, 0), maximum)
+    return min(base * (1 << max(times, 0)), maximum)

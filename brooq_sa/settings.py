@@ -209,7 +209,9 @@ def _read(name: str, given: _Given, problems: list[str]) -> Any:
 def _reader(name: str) -> Callable[[Any], Any]:
     if name in INTEGERS:
         return _integer
-    return {"database_url": str, "http_addr": _address}.get(name, parse_duration)
+    if name == "http_addr":
+        return _address
+    return str if name == "database_url" else parse_duration
 
 
 def _integer(value: object) -> int:
@@ -228,15 +230,17 @@ def _address(value: object) -> str:
 
 
 def _rules_broken(values: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
-    """A sentence for each rule that values break; values that could not be read are left out of `values`."""
-    broken = [f"{labels[name]}: {fault}" for name in NAMES if name in values and (fault := _fault(name, values[name]))]
-    shorter, longer = values.get("attempt_timeout"), values.get("max_execution_timeout")
-    if isinstance(shorter, timedelta) and isinstance(longer, timedelta) and shorter > longer:
-        broken.append(
-            f"{labels['attempt_timeout']}: {format_duration(shorter)} is above {labels['max_execution_timeout']}"
-            f" {format_duration(longer)}. Lower the one or raise the other."
-        )
-    return broken
+    """A sentence for each rule that values break; those that could not be read are left out of `values`."""
+    faults = {name: fault for name in NAMES if name in values and (fault := _fault(name, values[name]))}
+    limits = ("attempt_timeout", "max_execution_timeout")
+    if all(name in values and name not in faults for name in limits):
+        shorter, longer = (values[name] for name in limits)
+        if shorter > longer:
+            faults["attempt_timeout"] = (
+                f"{format_duration(shorter)} is above {labels['max_execution_timeout']} {format_duration(longer)}."
+                " Lower the one or raise the other."
+            )
+    return [f"{labels[name]}: {fault}" for name, fault in faults.items()]
 
 
 def _fault(name: str, value: Any) -> str | None:
