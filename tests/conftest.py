@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from pytest_postgresql.executors import PostgreSQLExecutor
 from sqlalchemy import Engine, create_engine, text
 
 from databases import Database, make_engine, migrate
 from postgresql_server import PG_CTL, find_binaries, for_ordinary_user, is_refused_by_postgresql
 from processes import Processes
+
+# A machine that is busy with other tests makes any example slow now and then.
+settings.register_profile("brooq", deadline=None)
+settings.load_profile("brooq")
 
 MEMORY = Path("/dev/shm")
 ENOUGH = 1 << 30
@@ -117,7 +122,7 @@ EMPTY = """
     BEGIN
         FOR found IN SELECT oid FROM pg_class
             WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace
-            AND relname <> 'job' AND relname NOT LIKE '%alembic_version%'
+            AND relname <> 'job' AND relname <> 'job_brooq_version'
         LOOP EXECUTE format('DROP TABLE %s CASCADE', found); END LOOP;
         TRUNCATE job;
     END $$

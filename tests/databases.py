@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine, MetaData, bindparam, create_engine, event, select, text, update
+from sqlalchemy import Engine, MetaData, bindparam, create_engine, select, text, update
 
+from brooq_sa import migrations, sqlite
 from brooq_sa.schema import INSTANTS, job_table
 
 JOB = job_table(MetaData())
@@ -19,20 +20,13 @@ def make_engine(url: str) -> Engine:
     """An engine as a careful user would make it."""
     engine = create_engine(url)
     if engine.dialect.name == "sqlite":
-        _configure_sqlite(engine)
+        sqlite.configure(engine)
     return engine
-
-
-def _configure_sqlite(engine: Engine) -> None:
-    def set_up(connection: Any, _record: object) -> None:
-        connection.execute("PRAGMA busy_timeout = 10000")
-
-    event.listen(engine, "connect", set_up)
 
 
 def migrate(engine: Engine) -> None:
     """Bring an empty database to the newest schema."""
-    JOB.metadata.create_all(engine)
+    migrations.upgrade(engine)
 
 
 class Database:
