@@ -82,13 +82,11 @@ def job_table(metadata: MetaData, name: str = "job", schema: str | None = None) 
     Raises:
         sqlalchemy.exc.InvalidRequestError: `metadata` has a table of this name already.
     """
-    table = Table(
-        name, metadata, *_columns(), *_constraints(name), schema=schema, postgresql_with=STORAGE, info={"brooq": True}
-    )
+    table = Table(name, metadata, *_columns(), *_constraints(name), schema=schema, info={"brooq": True})
     _add_indexes(table)
+    _after_create(table, "postgresql", postgresql_storage(table))
     for trigger in sqlite_triggers(table):
-        ddl = DDL(trigger)  # type: ignore[no-untyped-call]
-        event.listen(table, "after_create", ddl.execute_if(dialect="sqlite"))
+        _after_create(table, "sqlite", trigger)
     return table
 
 
@@ -155,6 +153,12 @@ def _add_indexes(table: Table) -> None:
     index("key", ["topic", "idempotency_key"], "idempotency_key IS NOT NULL", unique=True)
 
 
+def postgresql_storage(table: Table) -> str:
+    """DDL for the storage parameters, on PostgreSQL; SQLAlchemy 2.0 has no option for them on a table."""
+    settings = ", ".join(f"{name} = {value}" for name, value in STORAGE.items())
+    return f"ALTER TABLE {_quoted(table.name, table.schema)} SET ({settings})"
+
+
 def sqlite_triggers(table: Table) -> list[str]:
     """DDL for triggers that give hand-written instants the one text shape, on SQLite.
 
@@ -164,22 +168,26 @@ def sqlite_triggers(table: Table) -> list[str]:
     pattern = "????-??-?? ??:??:??.??????"
     odd = " OR ".join(f"NEW.{column} NOT GLOB '{pattern}'" for column in INSTANTS)
     reshaped = ", ".join(f"{column} = strftime('{SQLITE_INSTANT}', {column})" for column in INSTANTS)
-    triggers = [
+    return [
         _trigger(table, "insert", "INSERT", odd, reshaped),
         _trigger(table, "update", f"UPDATE OF {', '.join(INSTANTS)}", odd, reshaped),
     ]
-    return [trigger.replace("%", "%%") for trigger in triggers]  # DDL() formats with %
 
 
 def _trigger(table: Table, purpose: str, moment: str, condition: str, assignments: str) -> str:
     # The schema goes before the trigger's name; a table named in a trigger is in the trigger's own schema.
-    schema = "" if table.schema is None else f"{_quoted(table.schema)}."
-    name, on = _quoted(f"{table.name}_{purpose}_instants"), _quoted(table.name)
+    name, on = _quoted(f"{table.name}_{purpose}_instants", table.schema), _quoted(table.name)
     return (
-        f"CREATE TRIGGER {schema}{name} AFTER {moment} ON {on} WHEN {condition} BEGIN"  # noqa: S608 - names are quoted
+        f"CREATE TRIGGER {name} AFTER {moment} ON {on} WHEN {condition} BEGIN"  # noqa: S608 - names are quoted
         f" UPDATE {on} SET {assignments} WHERE id = NEW.id; END"
     )
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def _quoted(name: str, schema: str | None = None) -> str:
+    prefix = "" if schema is None else f"{_quoted(schema)}."
+    return prefix + '"' + name.replace('"', '""') + '"'
+
+
+def _after_create(table: Table, dialect: str, statement: str) -> None:
+    ddl = DDL(statement.replace("%", "%%"))  # type: ignore[no-untyped-call]  # it formats with %
+    event.listen(table, "after_create", ddl.execute_if(dialect=dialect))
