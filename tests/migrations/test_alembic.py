@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -144,7 +144,7 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, empty_url: str) -> Iterator[Project]:
+def project(tmp_path: Path, empty_url: str) -> Project:
     made = Project(tmp_path / "project", empty_url)
     made.configure()
     made.revise("app_0001", THEIR_REVISION)

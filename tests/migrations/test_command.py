@@ -91,7 +91,7 @@ def test_current_knows_a_table_that_it_did_not_make(empty: Engine, empty_url: st
 
 
 @pytest.mark.parametrize(
-    ("url", "code", "why"),
+    "url, code, why",
     [
         (None, 2, "DATABASE_URL"),
         ("u:secret", 2, "Give one such as"),
@@ -115,7 +115,7 @@ def test_unwritable_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "driver"),
+    "text, driver",
     [
         ("postgres://u@h/d", "postgresql+psycopg"),
         ("postgresql://u@h/d", "postgresql+psycopg"),

@@ -47,7 +47,7 @@ def test_doing_it_twice_does_nothing_more(empty: Engine) -> None:
 
 
 def test_callers_transaction_decides(empty: Engine) -> None:
-    """On a connection the upgrade is part of the caller's transaction: gone with its rollback, there with its commit."""
+    """On a connection the upgrade is the caller's: gone with their rollback, there with their commit (M1)."""
     with empty.connect() as connection:
         migrations.upgrade(connection)
         assert tables(connection) == OURS
@@ -77,7 +77,7 @@ def test_failure_halfway_leaves_nothing(empty: Engine) -> None:
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
 def test_failure_halfway_leaves_nothing_at_any_isolation(empty: Engine, level: str) -> None:
     """The same on an engine that commits each statement, and on one whose snapshots are long (M1)."""
-    engine = create_engine(empty.url, isolation_level=level)  # type: ignore[arg-type]
+    engine = create_engine(empty.url, isolation_level=level)
     with engine.begin() as connection:
         stand_in_the_way(connection)
     with pytest.raises(DBAPIError, match="job_key_idx"):
@@ -189,7 +189,7 @@ def test_sqlite_in_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    "options, why",
     [
         ({"table": ""}, "brooq_table is ''"),
         ({"table": "a\0b"}, "brooq_table"),

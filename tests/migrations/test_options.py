@@ -48,10 +48,10 @@ def test_each_place_is_read(tmp_path: Path) -> None:
 
 def test_python_wins_over_command_line_over_file(tmp_path: Path) -> None:
     """Of several places the nearest to the call counts (M3)."""
-    places = {"ini": "brooq_table = ini", "toml": 'brooq_table = "toml"'}
-    assert read(config(tmp_path, **places)).table == "ini"  # type: ignore[arg-type]
-    assert read(config(tmp_path, **places, x=("brooq_table=x",))).table == "x"  # type: ignore[arg-type]
-    assert read(config(tmp_path, **places, x=("brooq_table=x",), table="python")).table == "python"  # type: ignore[arg-type]
+    ini, toml, x = "brooq_table = ini", 'brooq_table = "toml"', ("brooq_table=x",)
+    assert read(config(tmp_path, ini=ini, toml=toml)).table == "ini"
+    assert read(config(tmp_path, ini=ini, toml=toml, x=x)).table == "x"
+    assert read(config(tmp_path, ini=ini, toml=toml, x=x, table="python")).table == "python"
 
 
 def test_empty_counts_as_none(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_storage_is_set_for_a_busy_table(empty_pg_url: str) -> None:
 
 
 def test_one_row_a_topic_and_key(empty: Engine) -> None:
-    """The migrated table itself refuses a second row of the same topic and key, and takes any number without (I8, M6)."""
+    """The table itself refuses a second row of a topic and key, and takes any number without a key (I8, M6)."""
     migrations.upgrade(empty)
     insert = "INSERT INTO job (topic, payload, idempotency_key) VALUES (:topic, '{}', :key)"
     with empty.begin() as connection:
