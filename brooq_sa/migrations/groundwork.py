@@ -30,6 +30,8 @@ def begin(connection: sa.Connection) -> None:
     SQLite can; Python's sqlite3 in its default mode opens no transaction for DDL (manual of `sqlite3`, "Transaction
     control"), and each statement would be committed on its own.
     """
+    if not connection.in_transaction():
+        connection.begin()  # an engine may have its own BEGIN to emit
     if connection.dialect.name != "sqlite":
         return
     driver = connection.connection.driver_connection

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, inspect, pool, text
 from sqlalchemy.exc import DBAPIError, ResourceClosedError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from brooq_sa import migrations
+from brooq_sa import migrations, sqlite
 from brooq_sa.migrations import MigrationError
 
 
@@ -185,6 +185,22 @@ def test_sqlite_in_memory() -> None:
     engine = create_engine("sqlite://", poolclass=pool.StaticPool)
     migrations.upgrade(engine)
     assert tables(engine) == OURS
+    engine.dispose()
+
+
+def test_sqlite_set_up_for_jobs(empty_sqlite_url: str) -> None:
+    """An engine that begins its transactions itself migrates too, and so does its connection (M1)."""
+    engine = sqlite.configure(create_engine(empty_sqlite_url))
+    with engine.connect() as connection:
+        migrations.upgrade(connection)
+        connection.rollback()
+    assert tables(engine) == []
+    migrations.upgrade(engine)
+    assert tables(engine) == OURS
+    with engine.connect() as connection:
+        migrations.downgrade(connection)
+        connection.commit()
+    assert tables(engine) == []
     engine.dispose()
 
 
