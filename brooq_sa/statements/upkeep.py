@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from sqlalchemy import BigInteger, Executable, Float, Table, bindparam, delete, select, update
+from typing import Any
+
+from sqlalchemy import BigInteger, Executable, Float, ScalarSelect, Table, bindparam, delete, not_, select, update
 
 from ..functions import now, now_plus, picked
-from ..states import TERMINAL, State
+from ..states import ACTIVE, TERMINAL, State
 from .guards import UNLEASED, in_states, is_processing, literal_state
 
 
@@ -21,7 +23,8 @@ def reap(job: Table) -> Executable:
     lapsed = (
         select(job.c.id)
         .where(job.c.locked_by.is_not(None), is_processing(job), job.c.locked_until < now())
-        .limit(bindparam("limit", type_=BigInteger()))
+        .order_by(job.c.locked_by, job.c.id)
+        .limit(_limit())
         .with_for_update(skip_locked=True, key_share=True)
         .scalar_subquery()
     )
@@ -35,13 +38,27 @@ def reap(job: Table) -> Executable:
 
 @cache
 def purge(job: Table) -> Executable:
-    """Delete up to `limit` terminal jobs older than `ttl` seconds, oldest first; yields their topics."""
+    """Delete up to `limit` terminal jobs older than `ttl` seconds, oldest first; yields their topics.
+
+    The guard that is repeated outside the sub-select says "not active". "Terminal" would imply the predicate of the index
+    on finished jobs, and a planner that believes there are none walks all of that index.
+    """
     old = (
         select(job.c.id)
         .where(in_states(job, *TERMINAL), job.c.updated_at < now_plus(-bindparam("ttl", type_=Float())))
         .order_by(job.c.updated_at)
-        .limit(bindparam("limit", type_=BigInteger()))
+        .limit(_limit())
         .with_for_update(skip_locked=True)
         .scalar_subquery()
     )
-    return delete(job).where(picked(job.c.id, old), in_states(job, *TERMINAL)).returning(job.c.topic)
+    return delete(job).where(picked(job.c.id, old), not_(in_states(job, *ACTIVE))).returning(job.c.topic)
+
+
+def _limit() -> ScalarSelect[Any]:
+    """The `limit` parameter, hidden from PostgreSQL's planner.
+
+    On a table that was never analysed it believes that few rows fit. A limit that it can read, and that is no smaller,
+    then tells it to fetch them all and sort them, or to walk the table; one that it cannot read is taken for a tenth of
+    the rows, and makes it go by an index in the wanted order.
+    """
+    return select(bindparam("limit", type_=BigInteger())).scalar_subquery()
