@@ -5,33 +5,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .exc import (
-    BrooqError,
-    CancelJob,
-    DeclarationError,
-    EnqueueError,
-    LeaseLost,
-    OptionError,
-    PayloadError,
-    PreserveAttempt,
-    RetryAfter,
-    SchemaError,
-    SettingsError,
-    Signal,
-    SqliteSetupError,
-    SqliteSetupWarning,
-    UsageError,
-)
-from .jobs import JobBase, NewJob, RawJob
-from .kinds import Kind
-from .session import EnqueueMixin, Session, cancel, enqueue, enqueue_many, retry
-from .states import CancelResult, Enqueued, RetryResult, State, StopCause
-
 if TYPE_CHECKING:
+    from . import sqlite as sqlite
     from .asyncio import AsyncEnqueueMixin, AsyncSession
     from .claims import AsyncClaim, Claim
     from .consume import consume
+    from .exc import (
+        BrooqError,
+        CancelJob,
+        DeclarationError,
+        EnqueueError,
+        LeaseLost,
+        OptionError,
+        PayloadError,
+        PreserveAttempt,
+        RetryAfter,
+        SchemaError,
+        SettingsError,
+        Signal,
+        SqliteSetupError,
+        SqliteSetupWarning,
+        UsageError,
+    )
+    from .jobs import JobBase, NewJob, RawJob
+    from .kinds import Kind
+    from .session import EnqueueMixin, Session, cancel, enqueue, enqueue_many, retry
     from .settings import WorkerSettings
+    from .states import CancelResult, Enqueued, RetryResult, State, StopCause
     from .worker import Worker
 
 __version__ = "0.1.0"
@@ -76,19 +76,48 @@ __all__ = [
     "retry",
 ]
 
-# What a process that only enqueues does not need is imported when it is first asked for.
-_LAZY = {
-    "AsyncClaim": "claims",
-    "AsyncEnqueueMixin": "asyncio",
-    "AsyncSession": "asyncio",
-    "Claim": "claims",
-    "Worker": "worker",
-    "WorkerSettings": "settings",
-    "consume": "consume",
+# Everything is imported when it is first asked for: a process that only enqueues does not need the worker, nor
+# `brooq-sa --help` SQLAlchemy.
+_HOMES = {
+    "asyncio": ("AsyncEnqueueMixin", "AsyncSession"),
+    "claims": ("AsyncClaim", "Claim"),
+    "consume": ("consume",),
+    "exc": (
+        "BrooqError",
+        "CancelJob",
+        "DeclarationError",
+        "EnqueueError",
+        "LeaseLost",
+        "OptionError",
+        "PayloadError",
+        "PreserveAttempt",
+        "RetryAfter",
+        "SchemaError",
+        "SettingsError",
+        "Signal",
+        "SqliteSetupError",
+        "SqliteSetupWarning",
+        "UsageError",
+    ),
+    "jobs": ("JobBase", "NewJob", "RawJob"),
+    "kinds": ("Kind",),
+    "session": ("EnqueueMixin", "Session", "cancel", "enqueue", "enqueue_many", "retry"),
+    "settings": ("WorkerSettings",),
+    "states": ("CancelResult", "Enqueued", "RetryResult", "State", "StopCause"),
+    "worker": ("Worker",),
 }
+_LAZY = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = {"sqlite"}
+
+# A submodule takes its name in the package when it is first loaded, and would so take the function `retry` away from
+# whoever has not asked for it before. Loaded here, it can be made to give way.
+importlib.import_module(".retry", __name__)
+del globals()["retry"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
