@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from brooq_sa import migrations
@@ -201,6 +203,61 @@ def test_failure_halfway_in_the_projects_environment(project: Project, empty: En
         connection.execute(text("DROP TABLE job_key_idx"))
     alembic(project.folder, "upgrade", "brooq@head")
     assert "job" in tables(empty)
+
+
+def heads(project: Project) -> set[str]:
+    config = Config(str(project.folder / "alembic.ini"))
+    return set(ScriptDirectory.from_config(config).get_heads())
+
+
+def test_separator_that_hides_the_branch(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry holds with newlines between entries, and is lost with colons, as the documentation warns (M2)."""
+    monkeypatch.chdir(project.folder)  # the halves of the entry are read as folders of the current one
+    assert heads(project) == {"app_0001", "brooq_0001"}
+    colons = "version_locations = %(here)s/migrations/versions:brooq_sa:migrations/versions\n"
+    project.configure("path_separator = :\n" + colons)
+    assert heads(project) == {"app_0001"}
+
+
+COMPARING = """\
+from alembic import context
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine
+
+metadata = MetaData()
+Table("orders", metadata, Column("id", Integer, primary_key=True))
+{more}
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"))
+with engine.connect() as connection:
+    context.configure(connection=connection, target_metadata=metadata, include_name=include_name)
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+SHARED = """\
+from brooq_sa.schema import job_table
+job_table(metadata)
+include_name = None
+"""
+FILTERED = """\
+QUEUE_TABLES = {"job"}
+
+
+def include_name(name, type_, parent_names):
+    return type_ != "table" or name not in QUEUE_TABLES
+"""
+
+
+@pytest.mark.parametrize("more", [SHARED, FILTERED], ids=["shared", "filtered"])
+def test_autogenerate_leaves_the_queue_alone(project: Project, empty: Engine, alembic: Run, more: str) -> None:
+    """With the table in the consumer's MetaData or with the filter, only their own changes are seen (M4)."""
+    (project.folder / "migrations" / "env.py").write_text(COMPARING.format(more=more), encoding="utf-8")
+    alembic(project.folder, "upgrade", "heads")
+    assert "No new upgrade operations" in alembic(project.folder, "check").stdout
+
+    with empty.begin() as connection:
+        connection.execute(text("CREATE TABLE forgotten (x INTEGER)"))
+    changed = alembic(project.folder, "check", code=1)
+    assert "forgotten" in changed.stdout + changed.stderr
+    assert "job" not in changed.stdout + changed.stderr
 
 
 STEP = """\
