@@ -244,7 +244,7 @@ def _connection(target: Any, table: Table) -> Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class NewRow:
     """A checked job, ready to be sent."""
 
     table: Table
@@ -295,13 +295,13 @@ def _with_defaults(
     )
 
 
-def _checked(new: NewJob) -> _Row:
+def check_new(new: NewJob) -> NewRow:
     """The row for a job; every fault is found here, before anything is sent."""
     table = table_of(new.job)
     topic, payload, own_priority = encode(new.job)
     if new.available_at is not None and new.delay is not None:
         raise OptionError("available_at and delay are both given. Give one of them.")
-    return _Row(
+    return NewRow(
         table=table,
         id=uuid7(),
         topic=topic,
@@ -348,21 +348,21 @@ def _check_key(value: object) -> str | None:
 
 
 def _enqueue(target: Any, new: NewJob) -> Enqueued:
-    row = _checked(new)
+    row = check_new(new)
     connection = _connection(target, row.table)
     _check_database(connection)
     with _explained(row.table):
-        return _put(connection, row)
+        return put(connection, row)
 
 
-def _put(connection: Connection, row: _Row) -> Enqueued:
+def put(connection: Connection, row: NewRow) -> Enqueued:
     if row.key is None:
         connection.execute(statements.insert_job(row.table), row.parameters)
         return Enqueued(row.id, True)
     return _put_keyed(connection, row)
 
 
-def _put_keyed(connection: Connection, row: _Row) -> Enqueued:
+def _put_keyed(connection: Connection, row: NewRow) -> Enqueued:
     """Put the job or find the one that has its key.
 
     Between the INSERT that found the key taken and the SELECT that looks for it, the other job may be gone: rolled
@@ -381,8 +381,8 @@ def _put_keyed(connection: Connection, row: _Row) -> Enqueued:
 
 
 def _enqueue_many(target: Any, news: Sequence[NewJob]) -> list[Enqueued]:
-    rows = [_checked(new) for new in news]
-    by_table: dict[Table, list[_Row]] = defaultdict(list)
+    rows = [check_new(new) for new in news]
+    by_table: dict[Table, list[NewRow]] = defaultdict(list)
     for row in rows:
         by_table[row.table].append(row)
     answers: dict[uuid.UUID, Enqueued] = {}
@@ -396,13 +396,13 @@ def _enqueue_many(target: Any, news: Sequence[NewJob]) -> list[Enqueued]:
     return [answers[row.id] for row in rows]
 
 
-def _put_singly(connection: Connection, table: Table, rows: list[_Row]) -> dict[uuid.UUID, Enqueued]:
+def _put_singly(connection: Connection, table: Table, rows: list[NewRow]) -> dict[uuid.UUID, Enqueued]:
     if unkeyed := [row.parameters for row in rows if row.key is None]:
         connection.execute(statements.insert_jobs_singly(table), unkeyed)
     return {row.id: Enqueued(row.id, True) if row.key is None else _put_keyed(connection, row) for row in rows}
 
 
-def _put_in_bulk(connection: Connection, table: Table, rows: list[_Row]) -> dict[uuid.UUID, Enqueued]:
+def _put_in_bulk(connection: Connection, table: Table, rows: list[NewRow]) -> dict[uuid.UUID, Enqueued]:
     keyed = any(row.key is not None for row in rows)
     # Everybody takes keys in the same order, so that two bulks with keys in common do not wait for each other.
     ordered = sorted(rows, key=lambda row: (row.topic, row.key or "")) if keyed else rows
@@ -418,7 +418,7 @@ def _put_in_bulk(connection: Connection, table: Table, rows: list[_Row]) -> dict
     return answers
 
 
-def _find(connection: Connection, table: Table, rows: list[_Row]) -> dict[tuple[str, str | None], uuid.UUID]:
+def _find(connection: Connection, table: Table, rows: list[NewRow]) -> dict[tuple[str, str | None], uuid.UUID]:
     keys: dict[str, list[str | None]] = defaultdict(list)
     for row in rows:
         keys[row.topic].append(row.key)

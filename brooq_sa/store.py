@@ -79,6 +79,20 @@ class Reaped(NamedTuple):
     attempts: int
 
 
+class Renewal(NamedTuple):
+    """What became of the leases that a worker asked to renew; those in none of these sets are lost.
+
+    Attributes:
+        renewed: hold for another lease.
+        kept: are still held, but their rows were locked by somebody for the moment.
+        canceled: their jobs have been canceled.
+    """
+
+    renewed: set[Holding]
+    kept: set[Holding]
+    canceled: set[Holding]
+
+
 class JobStore:
     """The moves of the jobs in one table."""
 
@@ -148,26 +162,32 @@ class JobStore:
             written.update(others[job_id].holding for (job_id,) in rows)
         return written
 
-    def renew(
-        self, connection: Connection, worker: str, held: Collection[Holding], lease_for: timedelta
-    ) -> tuple[set[Holding], set[Holding]]:
-        """Renew the leases of what `worker` holds.
-
-        Returns:
-            Those renewed, and those not renewed but still held (their rows were locked by somebody for a moment).
-            What is in neither has lost its lease.
-        """
+    def renew(self, connection: Connection, worker: str, held: Collection[Holding], lease_for: timedelta) -> Renewal:
+        """Renew the leases of what `worker` holds."""
         terms = {
             "ids": [job_id for job_id, _ in held],
             "entries": {job_id: {"attempt": attempt} for job_id, attempt in held},
             "worker": worker,
+            "lease": lease_for.total_seconds(),
         }
-        rows = connection.execute(lease.renew(self.table), {**terms, "lease": lease_for.total_seconds()})
-        renewed = {(job_id, attempt) for job_id, attempt in rows}
-        if not (missing := set(held) - renewed):
-            return renewed, set()
-        look = {"ids": [job_id for job_id, _ in missing], "worker": worker}
-        return renewed, missing & {(job_id, attempt) for job_id, attempt in connection.execute(lease.held(self.table), look)}
+        renewed = {(job_id, attempt) for job_id, attempt in connection.execute(lease.renew(self.table), terms)}
+        missing = set(held) - renewed
+        return Renewal(renewed, *self._look(connection, worker, missing)) if missing else Renewal(renewed, set(), set())
+
+    def _look(
+        self, connection: Connection, worker: str, missing: set[Holding]
+    ) -> tuple[set[Holding], set[Holding]]:
+        """Of the holdings that were not renewed: those still held, and those whose job has been canceled."""
+        kept, canceled = set(), set()
+        for job_id, attempts, state, holder in connection.execute(
+            lease.look(self.table), {"ids": [job_id for job_id, _ in missing]}
+        ):
+            holding = (job_id, attempts)
+            if state == State.PROCESSING and holder == worker and holding in missing:
+                kept.add(holding)
+            elif state == State.CANCELED and holding in missing:
+                canceled.add(holding)
+        return kept, canceled
 
     def reap(self, connection: Connection, *, limit: int) -> list[Reaped]:
         """Return up to `limit` jobs whose lease ran out to `pending`."""

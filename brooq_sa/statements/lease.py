@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Executable, Float, Select, Table, bindparam, select, update
 
 from ..functions import now_plus, picked
-from .guards import attempt_given, is_among, is_held, is_processing
+from .guards import attempt_given, is_among, is_held
 
 
 @cache
@@ -17,7 +17,7 @@ def renew(job: Table) -> Executable:
 
     Parameters: `ids`; `entries` with each id's `attempt`; `worker`; `lease`. Rows that somebody else has locked are
     skipped, so that one of them cannot hold up the rest: a row that is missing from the answer is not yet a lost
-    lease, see `held`.
+    lease, see `look`.
     """
     mine = (
         select(job.c.id)
@@ -34,8 +34,6 @@ def renew(job: Table) -> Executable:
 
 
 @cache
-def held(job: Table) -> Select[Any]:
-    """The ids and attempts among `ids` that the `worker` holds: a plain read, which no row lock can hide from."""
-    return select(job.c.id, job.c.attempts).where(
-        is_among(job), is_processing(job), job.c.locked_by == bindparam("worker")
-    )
+def look(job: Table) -> Select[Any]:
+    """Where the jobs among `ids` stand: id, attempts, state, holder. A plain read, which no row lock can hide from."""
+    return select(job.c.id, job.c.attempts, job.c.state, job.c.locked_by).where(is_among(job))

@@ -1,0 +1,231 @@
+"""What a handler receives: its hold on one job.
+
+A claim's session is opened when it is first asked for. What is written through it is committed in one transaction with
+the job's ``done``, and only if the claim still holds the job::
+
+    handler returns ─▶ flush ─▶ enqueue the chained jobs ─▶ settle, fenced ─┬─ 1 row ──▶ commit
+                                                                            └─ 0 rows ─▶ roll back: the lease was lost
+    handler raises ──▶ roll back; the failure is written on another connection
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sqlalchemy import Table
+from sqlalchemy.orm import Session
+
+from .exc import LeaseLost, UsageError
+from .jobs import JobBase, NewJob, RawJob
+from .outcomes import done
+from .session import NewRow, check_new, put
+from .states import StopCause
+from .store import Claimed, Holding, JobStore
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+S = TypeVar("S")
+
+
+class StopSignal:
+    """Whether an attempt has been told to stop: true once it has, and can be waited for."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Wait until told to stop, `timeout` (seconds, if a number) at most; whether it was.
+
+        A handler that would sleep waits here instead, and so hears at once.
+        """
+        return self._event.wait(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+
+    def _set(self) -> None:
+        self._event.set()
+
+
+class _Claim(Generic[S]):
+    """What `Claim` and `AsyncClaim` share.
+
+    Attributes:
+        id: of the job.
+        topic: of the job.
+        attempt: which taking of the job this is, from 1.
+        max_attempts: the attempt whose failure makes the job dead.
+        key: the job's idempotency key, or None.
+        payload: the job's payload as JSON text.
+        waited: how long the job had been ready when it was taken.
+        worker: who holds the job.
+        should_stop: true once the attempt has been told to stop; can be waited for.
+        cause: why it has been told to, or None.
+    """
+
+    def __init__(
+        self,
+        claimed: Claimed,
+        *,
+        worker: str,
+        max_attempts: int,
+        table: Table,
+        open_session: Callable[[], S],
+        lease_ends: float,
+    ) -> None:
+        self.id = claimed.id
+        self.topic = claimed.topic
+        self.attempt = claimed.attempt
+        self.max_attempts = max_attempts
+        self.key = claimed.key
+        self.payload = claimed.payload
+        self.waited = timedelta(seconds=max(claimed.waited, 0.0))
+        self.worker = worker
+        self.should_stop = StopSignal()
+        self.cause: StopCause | None = None
+        self._store = JobStore(table)
+        self._open_session = open_session
+        self._session: S | None = None
+        self._chained: list[NewRow] = []
+        self._is_over = False
+        self._interrupt: Callable[[], None] | None = None
+        # For the worker, by the monotonic clock: when the lease can no longer be trusted, and the time limits.
+        self._lease_ends = lease_ends
+        self._attempt_ends = math.inf
+        self._max_execution_ends = math.inf
+        self._is_renewed = True
+
+    @property
+    def session(self) -> S:
+        """A session whose writes are committed with the job's outcome, or not at all; opened at first use.
+
+        Raises:
+            UsageError: the claim is over.
+        """
+        if self._session is None:
+            self._refuse_if_over()
+            self._session = self._open_session()
+        return self._session
+
+    def chain(
+        self,
+        job: JobBase | RawJob,
+        *,
+        key: str | None = None,
+        available_at: datetime | None = None,
+        delay: timedelta | str | None = None,
+        priority: int | None = None,
+    ) -> None:
+        """Enqueue a job in the transaction that marks this one as done, and only then.
+
+        Takes the options of `brooq_sa.enqueue`, and raises what it raises about them.
+        """
+        self._refuse_if_over()
+        self._chained.append(check_new(NewJob(job, key, available_at, delay, priority)))
+
+    def _refuse_if_over(self) -> None:
+        if self._is_over:
+            raise UsageError(f"The claim on job {self.id} is over: its outcome has been decided.")
+
+    @property
+    def _holding(self) -> Holding:
+        return self.id, self.attempt
+
+    @property
+    def _has_transaction(self) -> bool:
+        """Whether success is to be written in the claim's own transaction, and not in the worker's next batch."""
+        return self._session is not None or bool(self._chained)
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether nothing may be written for this claim any more."""
+        return self.cause in (StopCause.LEASE_LOST, StopCause.CANCELED)
+
+    def _stop(self, cause: StopCause) -> None:
+        """Tell the attempt to stop. The first cause stands, but that the lease is lost outweighs any other.
+
+        Once its outcome has been decided there is nothing left to stop: the fence judges what is written then.
+        """
+        if self._is_over:
+            return
+        if self.cause is None or cause in (StopCause.LEASE_LOST, StopCause.CANCELED):
+            self.cause = cause
+        self.should_stop._set()
+        if self._interrupt is not None:
+            self._interrupt()
+
+    def _interrupted_by(self, interrupt: Callable[[], None]) -> None:
+        """Call `interrupt` when the attempt is told to stop; at once, if it has been."""
+        self._interrupt = interrupt
+        if self.should_stop:
+            interrupt()
+
+    def _settle_in(self, session: Session) -> None:
+        """Write the job's success into the session's transaction, with all that goes with it.
+
+        Raises:
+            LeaseLost: the claim does not hold the job any more.
+        """
+        session.flush()
+        for row in self._chained:
+            put(session.connection(bind_arguments={"clause": row.table}), row)
+        # Last, so that the row is locked for as short a time as can be.
+        connection = session.connection(bind_arguments={"clause": self._store.table})
+        if self._is_lost or not self._store.settle(connection, self.worker, [done(self._holding)]):
+            raise LeaseLost(f"Job {self.id} is no longer held by attempt {self.attempt} of {self.worker}.")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r}, id={self.id}, attempt={self.attempt})"
+
+
+class Claim(_Claim[Session]):
+    """A handler's hold on its job, for ``def`` handlers and `consume`."""
+
+    def _complete(self) -> bool:
+        """Commit the session's work and the job's success together; False if there is no session to commit.
+
+        Raises:
+            LeaseLost: the claim does not hold the job any more. Nothing was written.
+        """
+        if not self._has_transaction:
+            return False
+        session = self.session
+        self._is_over = True
+        self._settle_in(session)
+        session.commit()
+        return True
+
+    def _close(self) -> None:
+        """End the claim: what its session has not committed is rolled back."""
+        self._is_over = True
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+class AsyncClaim(_Claim["AsyncSession"]):
+    """A handler's hold on its job, for ``async def`` handlers; its session is an AsyncSession."""
+
+    async def _complete(self) -> bool:
+        """As `Claim._complete`."""
+        if not self._has_transaction:
+            return False
+        session = self.session
+        self._is_over = True
+        await session.run_sync(self._settle_in)
+        await session.commit()
+        return True
+
+    async def _close(self) -> None:
+        self._is_over = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()

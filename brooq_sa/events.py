@@ -1,0 +1,103 @@
+"""What happened, as typed facts; subscribe to them to log, to count, or to test.
+
+A subscriber runs on the thread where the fact became known, after the database has accepted it. What it raises is
+logged and goes no further: no subscriber changes a job's outcome.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from .log import get_logger
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A fact about one job."""
+
+    id: uuid.UUID
+    topic: str
+    attempt: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobClaimed(Event):
+    """A worker has taken the job; `waited` is how long it had been ready."""
+
+    waited: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone(Event):
+    """The attempt succeeded."""
+
+    duration: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed(Event):
+    """The attempt failed, and another one follows after `delay`."""
+
+    duration: timedelta
+    delay: timedelta
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobDead(Event):
+    """The last attempt failed."""
+
+    duration: timedelta
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobCanceled(Event):
+    """Its own handler canceled the job."""
+
+    duration: timedelta
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequeued(Event):
+    """The job is pending again: `reaped` from a worker that let its lease run out, or released by its own worker."""
+
+    reaped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobLeaseLost(Event):
+    """The worker no longer holds the job, and nothing of the attempt was written."""
+
+    cause: str
+
+
+Subscriber = Callable[[Event], None]
+
+
+class Events:
+    """Where a worker publishes its facts."""
+
+    def __init__(self) -> None:
+        self._subscribers: tuple[Subscriber, ...] = ()
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with each event from now on; the answer ends that."""
+        self._subscribers = (*self._subscribers, subscriber)
+
+        def unsubscribe() -> None:
+            self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
+
+        return unsubscribe
+
+    def publish(self, event: Event) -> None:
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception:
+                get_logger().exception("subscriber_failed", subscriber=repr(subscriber), fact=type(event).__name__)

@@ -1,0 +1,105 @@
+"""Structured logs: one event name for each fact, with job id, topic, attempt and worker on each line.
+
+In a process that has configured structlog, lines go where its configuration says. In any other they go to the stdlib
+logger ``brooq_sa`` as ``event key=value``, so that a plain ``logging.basicConfig()`` shows them and an application that
+configures nothing sees warnings alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import sys
+import uuid
+from datetime import timedelta
+from functools import cache
+from typing import Any, TextIO
+
+import structlog
+
+NAME = "brooq_sa"
+
+_embedded = structlog.wrap_logger(
+    logging.getLogger(NAME),
+    wrapper_class=structlog.stdlib.BoundLogger,
+    processors=[
+        structlog.stdlib.filter_by_level,
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.format_exc_info,
+        structlog.processors.LogfmtRenderer(key_order=["event"], drop_missing=True, bool_as_flag=False),
+    ],
+)
+
+
+def get_logger() -> Any:
+    """The logger of this package, wherever the process wants its lines."""
+    return structlog.get_logger(NAME) if structlog.is_configured() else _embedded
+
+
+_LEVELS = {"JobDead": "error", "JobFailed": "warning", "JobLeaseLost": "warning", "JobClaimed": "debug"}
+
+
+def log_event(event: Any) -> None:
+    """Write an event of `brooq_sa.events` as a line: its name, and its fields."""
+    name = type(event).__name__
+    fields = {field.name: _plain(getattr(event, field.name)) for field in dataclasses.fields(event)}
+    job_id = fields.pop("id")
+    getattr(get_logger(), _LEVELS.get(name, "info"))(_snake(name), job_id=job_id, **fields)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case timedelta():
+            return round(value.total_seconds(), 6)
+        case uuid.UUID():
+            return str(value)
+        case _:
+            return value
+
+
+@cache
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def configure(*, format: str | None = None, level: str = "info", stream: TextIO | None = None) -> None:
+    """Configure structlog and the stdlib's root logger for a worker that is a process of its own.
+
+    Args:
+        format: "console" or "json"; by default the first on a terminal, the second elsewhere.
+        level: the lowest level shown: debug, info, warning or error.
+        stream: where to; standard error by default.
+    """
+    stream = stream or sys.stderr
+    as_console = format == "console" or (format is None and stream.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: list[Any] = (
+        [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        if as_console
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

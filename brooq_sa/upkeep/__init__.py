@@ -1,0 +1,7 @@
+"""What keeps the table in order, inside every worker process."""
+
+from .reaper import Reaper
+from .retention import Retention
+from .upkeep import Upkeep
+
+__all__ = ["Reaper", "Retention", "Upkeep"]

@@ -1,0 +1,41 @@
+"""One thread for all the chores, each at its own pace."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(slots=True)
+class Chore:
+    """What is to be done every so often.
+
+    Attributes:
+        due_at: by the monotonic clock.
+    """
+
+    work: Callable[[], object]
+    period: timedelta
+    due_at: float = 0.0
+
+
+class Upkeep:
+    """Runs chores when they are due; `turn` is one look at them."""
+
+    def __init__(self) -> None:
+        self._chores: list[Chore] = []
+
+    def add(self, work: Callable[[], object], period: timedelta) -> None:
+        # The first time comes at random within the period, so that workers started together do not stay in step.
+        self._chores.append(Chore(work, period, time.monotonic() + random.uniform(0, period.total_seconds())))
+
+    def turn(self) -> float:
+        for chore in self._chores:
+            if chore.due_at <= time.monotonic():
+                # Set before the work: a chore that fails does not keep the others from their turn.
+                chore.due_at = time.monotonic() + chore.period.total_seconds()
+                chore.work()
+        return max(0.0, min((chore.due_at for chore in self._chores), default=time.monotonic() + 60) - time.monotonic())

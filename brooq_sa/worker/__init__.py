@@ -1,0 +1,17 @@
+"""The worker: handlers in slots, and a fixed number of threads and connections beside them.
+
+============ =================================================== ===============
+thread       what it does                                        its connection
+============ =================================================== ===============
+conversation settles what has ended, claims for free slots       reserved
+heartbeat    renews the leases of all held jobs                  reserved
+upkeep       reaps, deletes what retention lets go               reserved
+watchdog     tells attempts that are out of time to stop         none
+slots        run handlers: a thread each for ``def``, one event  the user's pool
+             loop for all ``async def``
+============ =================================================== ===============
+"""
+
+from .worker import Worker
+
+__all__ = ["Worker"]

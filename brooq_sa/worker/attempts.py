@@ -1,0 +1,155 @@
+"""Running one attempt: decode, handle, complete; and whatever goes wrong becomes its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from ..claims import AsyncClaim, Claim
+from ..durations import format_duration
+from ..exc import LeaseLost, PreserveAttempt, UsageError
+from ..kinds import Kind, Policy
+from ..log import get_logger
+from ..outcomes import Redact, after, done, released
+from ..states import StopCause
+from ..store import Outcome
+
+
+@dataclass(slots=True)
+class Assignment:
+    """A claim and how to run it.
+
+    Attributes:
+        started_at: by the monotonic clock; None while it waits for its slot.
+    """
+
+    claim: Any
+    kind: Kind
+    policy: Policy
+    started_at: float | None = None
+
+    def begin(self) -> None:
+        """The slot is here: from now on the time limits count."""
+        self.started_at = time.monotonic()
+        self.claim._attempt_ends = self.started_at + self.policy.attempt_timeout.total_seconds()
+        self.claim._max_execution_ends = self.started_at + self.policy.max_execution_timeout.total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An attempt that has ended.
+
+    Attributes:
+        outcome: to be written; None if the lease was lost, and nothing may be.
+        is_written: whether the claim's own transaction has written it already.
+    """
+
+    claim: Any
+    outcome: Outcome | None
+    duration: timedelta
+    is_written: bool = False
+
+
+def run(assignment: Assignment, redact: Redact | None) -> Finished:
+    """Run a ``def`` handler. Returns whatever happens: nothing that a handler raises leaves its slot."""
+    claim: Claim = assignment.claim
+    is_written = False
+    assignment.begin()
+    try:
+        job = assignment.kind.codec.decode(claim.payload)
+        _refuse_awaitable(_handler(assignment)(job, claim), assignment.kind)
+        is_written = claim._complete()
+        outcome: Outcome | None = done(claim._holding)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: they end an attempt, not the worker
+        outcome = _outcome_of(error, assignment, redact)
+    _close(claim)
+    return Finished(claim, outcome, _elapsed(assignment), is_written)
+
+
+async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
+    """Run an ``async def`` handler, as `run` does."""
+    claim: AsyncClaim = assignment.claim
+    is_written = False
+    assignment.begin()
+    try:
+        job = assignment.kind.codec.decode(claim.payload)
+        await _handler(assignment)(job, claim)
+        is_written = await claim._complete()
+        outcome: Outcome | None = done(claim._holding)
+    except BaseException as error:
+        outcome = _outcome_of(error, assignment, redact)
+    await _close_async(claim)
+    return Finished(claim, outcome, _elapsed(assignment), is_written)
+
+
+def _handler(assignment: Assignment) -> Callable[[Any, Any], Any]:
+    handler = assignment.kind.handler
+    if handler is None:
+        raise UsageError(f"Topic {assignment.kind.topic!r} has no handler.")
+    return handler
+
+
+def _refuse_awaitable(result: object, kind: Kind) -> None:
+    if not inspect.isawaitable(result):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise UsageError(
+        f"The handler of topic {kind.topic!r} is no 'async def' and returned an awaitable, so nothing has run. Make it"
+        " 'async def', or let it await."
+    )
+
+
+def _outcome_of(error: BaseException, assignment: Assignment, redact: Redact | None) -> Outcome | None:
+    claim, policy = assignment.claim, assignment.policy
+    if isinstance(error, LeaseLost) and claim._is_over:
+        claim._stop(StopCause.LEASE_LOST)
+    if claim._is_lost:
+        return None
+    if claim.cause is StopCause.SHUTDOWN:
+        return released(claim._holding)
+    return after(_explained(error, assignment), claim._holding, policy, redact)
+
+
+def _explained(error: BaseException, assignment: Assignment) -> BaseException:
+    """The error, with what the attempt was told when it was told to stop."""
+    claim, policy = assignment.claim, assignment.policy
+    limits = {StopCause.ATTEMPT_TIMEOUT: policy.attempt_timeout, StopCause.MAX_EXECUTION: policy.max_execution_timeout}
+    if limit := limits.get(claim.cause):
+        return _caused(TimeoutError(f"{claim.cause} after {format_duration(limit)}"), error)
+    if claim._is_over and isinstance(error, DBAPIError) and error.connection_invalidated:
+        # The connection broke while the outcome was being committed, and nobody knows whether it was. If it was, the
+        # fence will refuse this one; if not, the job has failed through no fault of its own.
+        return _caused(PreserveAttempt("the connection was lost while the outcome was being committed"), error)
+    return error
+
+
+def _caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+def _close(claim: Claim) -> None:
+    try:
+        claim._close()
+    except Exception:
+        get_logger().warning("session_not_closed", job_id=str(claim.id), topic=claim.topic, exc_info=True)
+
+
+async def _close_async(claim: AsyncClaim) -> None:
+    # Shielded: a second cancellation must not leave a connection checked out.
+    try:
+        await asyncio.shield(claim._close())
+    except (Exception, asyncio.CancelledError):
+        get_logger().warning("session_not_closed", job_id=str(claim.id), topic=claim.topic, exc_info=True)
+
+
+def _elapsed(assignment: Assignment) -> timedelta:
+    return timedelta(seconds=time.monotonic() - (assignment.started_at or time.monotonic()))

@@ -1,0 +1,130 @@
+"""Where handlers run: a thread each for ``def``, one event loop for all ``async def``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ..outcomes import Redact
+from .attempts import Assignment, Finished, run, run_async
+
+Finish = Callable[[Finished], None]
+
+
+class ThreadExecutor:
+    """Runs ``def`` handlers. Threads are made when they are first needed, and kept."""
+
+    def __init__(self, finish: Finish, redact: Redact | None) -> None:
+        self._finish = finish
+        self._redact = redact
+        self._waiting: SimpleQueue[Assignment | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._unfinished = 0
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, assignments: Sequence[Assignment]) -> None:
+        with self._lock:
+            self._unfinished += len(assignments)
+            while len(self._threads) < self._unfinished:
+                thread = threading.Thread(target=self._serve, name=f"brooq-slot-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        for assignment in assignments:
+            self._waiting.put(assignment)
+
+    def take_unstarted(self) -> list[Assignment]:
+        """Take back what no thread has begun."""
+        unstarted: list[Assignment] = []
+        try:
+            while (assignment := self._waiting.get_nowait()) is not None:
+                unstarted.append(assignment)
+        except Empty:
+            pass
+        with self._lock:
+            self._unfinished -= len(unstarted)
+        return unstarted
+
+    def stop(self) -> None:
+        """Let threads that are idle, or will be, end."""
+        for _ in self._threads:
+            self._waiting.put(None)
+
+    def _serve(self) -> None:
+        while (assignment := self._waiting.get()) is not None:
+            finished = run(assignment, self._redact)
+            with self._lock:
+                self._unfinished -= 1
+            self._finish(finished)
+
+
+class LoopExecutor:
+    """Runs ``async def`` handlers, each as a task of one event loop on a thread of its own."""
+
+    def __init__(self, finish: Finish, redact: Redact | None) -> None:
+        self._finish = finish
+        self._redact = redact
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, assignments: Sequence[Assignment]) -> None:
+        if self._loop is None:
+            self._start()
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._begin, list(assignments))
+
+    def _start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="brooq-event-loop", daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+    def _begin(self, assignments: list[Assignment]) -> None:
+        for assignment in assignments:
+            task = asyncio.ensure_future(self._attempt(assignment))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _attempt(self, assignment: Assignment) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        claim = assignment.claim
+
+        def cancel() -> None:
+            # Looked at on the loop's own thread: a commit that has begun must not be cancelled.
+            if task is not None and not claim._is_over:
+                task.cancel()
+
+        claim._interrupted_by(lambda: loop.call_soon_threadsafe(cancel))
+        finished = await run_async(assignment, self._redact)
+        self._finish(finished)
+
+    def call(self, work: Callable[[], Any]) -> None:
+        """Run a coroutine function on the loop, and wait for it; nothing if the loop never ran."""
+        if self._loop is not None and self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(work(), self._loop).result(5)
+
+    def stop(self, timeout: float) -> None:
+        """End the loop; tasks that are still there are cancelled and given `timeout` seconds."""
+        if self._loop is None or self._thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._cancel_all(timeout), self._loop)
+        self._thread.join(timeout + 1)
+
+    async def _cancel_all(self, timeout: float) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+        asyncio.get_running_loop().stop()

@@ -1,0 +1,47 @@
+"""Keeping the leases of all held jobs, in one statement every third of a lease.
+
+::
+
+    row renewed ──────────────▶ the lease holds from when the statement was sent
+    row locked by somebody ───▶ still held; nothing changes
+    row canceled ─────────────▶ the attempt is told to stop: canceled
+    row gone to somebody else ▶ the attempt is told to stop: lease lost
+    database out of reach ────▶ tried again at once and again, until the watchdog says that the lease has run out
+
+An attempt whose outcome has been decided is renewed as long as the outcome is not written, but is not told anything.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ..engines import Reserved
+from ..settings import WorkerSettings
+from ..states import StopCause
+from ..store import JobStore
+from .held import Held
+
+
+class Heartbeat:
+    """Renews leases; `turn` is one beat."""
+
+    def __init__(self, store: JobStore, reserved: Reserved, settings: WorkerSettings, *, worker: str, held: Held) -> None:
+        self._store = store
+        self._reserved = reserved
+        self._lease = settings.lease
+        self._period = settings.heartbeat_period.total_seconds()
+        self._worker = worker
+        self._held = held
+
+    def turn(self) -> float:
+        beat_at = time.monotonic()
+        claims = {holding: claim for holding, claim in self._held.snapshot().items() if claim._is_renewed}
+        if claims:
+            with self._reserved.transaction() as connection:
+                renewal = self._store.renew(connection, self._worker, claims.keys(), self._lease)
+            for holding, claim in claims.items():
+                if holding in renewal.renewed:
+                    claim._lease_ends = beat_at + self._lease.total_seconds()
+                elif holding not in renewal.kept:
+                    claim._stop(StopCause.CANCELED if holding in renewal.canceled else StopCause.LEASE_LOST)
+        return max(0.0, beat_at + self._period - time.monotonic())

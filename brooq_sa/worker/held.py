@@ -1,0 +1,48 @@
+"""The claims that a worker holds: from the moment they are taken until their outcome is written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from ..store import Holding
+
+AnyClaim = Any
+"""A Claim or an AsyncClaim."""
+
+
+class Held:
+    """Claims by job and attempt, shared by the threads of a worker."""
+
+    def __init__(self) -> None:
+        self._claims: dict[Holding, AnyClaim] = {}
+        self._lock = threading.Lock()
+        self._some = threading.Event()
+
+    def add(self, claims: Iterable[AnyClaim]) -> None:
+        with self._lock:
+            self._claims.update((claim._holding, claim) for claim in claims)
+        if self._claims:
+            self._some.set()
+
+    def discard(self, holding: Holding) -> None:
+        with self._lock:
+            self._claims.pop(holding, None)
+            if not self._claims:
+                self._some.clear()
+
+    def snapshot(self) -> dict[Holding, AnyClaim]:
+        with self._lock:
+            return dict(self._claims)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until something is held, `timeout` seconds at most."""
+        return self._some.wait(timeout)
+
+    def release_waiters(self) -> None:
+        """Let `wait` return, for a shutdown."""
+        self._some.set()
+
+    def __len__(self) -> int:
+        return len(self._claims)

@@ -1,0 +1,80 @@
+"""A thread that turns until it is stopped, whatever a turn raises."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from ..log import get_logger
+from ..retry import backoff
+
+FIRST_PAUSE = timedelta(milliseconds=200)
+LONGEST_PAUSE = timedelta(seconds=5)
+
+
+class Loop:
+    """Calls `turn` again and again on a thread of its own.
+
+    A turn that raises is logged, and tried again after a pause that grows to `LONGEST_PAUSE`; the loop never dies of
+    it. Until a turn succeeds, `trouble` says what is wrong.
+
+    Args:
+        name: of the thread, and in logs.
+        turn: does one round of work; returns how many seconds to wait before the next, or until `wake`.
+    """
+
+    def __init__(self, name: str, turn: Callable[[], float]) -> None:
+        self.name = name
+        self.trouble: str | None = None
+        self._turn = turn
+        self._stopping = threading.Event()
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"brooq-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Take the next turn now."""
+        self._woken.set()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Let the turn under way end, and no other begin; whether that was so within `timeout` seconds."""
+        self._stopping.set()
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                pause = self._turn()
+                failures = 0
+                self._recovered()
+            except Exception as error:
+                failures += 1
+                pause = backoff(failures, FIRST_PAUSE, LONGEST_PAUSE, uniform=random.uniform).total_seconds()
+                self._failed(error, pause)
+            self._woken.wait(pause)
+            self._woken.clear()
+
+    def _failed(self, error: Exception, pause: float) -> None:
+        # The stack is worth its lines once; after that the outage is known.
+        exc_info = error if self.trouble is None else None
+        self.trouble = f"{type(error).__name__}: {error}"
+        get_logger().error(
+            f"{self.name}_failed", error=self.trouble, next_try_in=round(pause, 3), exc_info=exc_info
+        )
+
+    def _recovered(self) -> None:
+        if self.trouble is not None:
+            self.trouble = None
+            get_logger().info(f"{self.name}_recovered")

@@ -1,0 +1,35 @@
+"""Telling attempts that are out of time to stop, by the monotonic clock alone.
+
+It talks to nobody, so that no connection that hangs can keep a handler from hearing that its lease is gone.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ..states import StopCause
+from .held import Held
+
+TICK = 0.1
+IDLE = 1.0
+
+
+class Watchdog:
+    """Watches the claims that are held; `turn` is one look."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    def turn(self) -> float:
+        if not self._held.wait(IDLE):
+            return 0.0
+        now = time.monotonic()
+        for claim in self._held.snapshot().values():
+            if claim._lease_ends <= now:
+                claim._stop(StopCause.LEASE_LOST)
+            elif claim._max_execution_ends <= now:
+                claim._is_renewed = False
+                claim._stop(StopCause.MAX_EXECUTION)
+            elif claim._attempt_ends <= now:
+                claim._stop(StopCause.ATTEMPT_TIMEOUT)
+        return TICK

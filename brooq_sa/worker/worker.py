@@ -1,0 +1,289 @@
+"""The worker put together, started and stopped."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from ..claims import AsyncClaim, Claim
+from ..durations import parse_duration
+from ..engines import Reserved, async_engine, sibling, sync_engine
+from ..events import Events
+from ..exc import UsageError
+from ..jobs import JobBase
+from ..kinds import Kind, described
+from ..log import get_logger, log_event
+from ..outcomes import Redact, released
+from ..settings import WorkerSettings
+from ..states import StopCause
+from ..store import Claimed, JobStore
+from ..upkeep import Reaper, Retention, Upkeep
+from .attempts import Assignment, Finished
+from .conversation import Conversation, unstarted
+from .executors import LoopExecutor, ThreadExecutor
+from .heartbeat import Heartbeat
+from .held import Held
+from .loop import Loop
+from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+NOTICE = 2.0
+"""Seconds that handlers get to end after they have been told to stop, before their jobs are released."""
+
+LAST_WRITES = 10.0
+"""Seconds that a stop waits for the last outcomes to be written."""
+
+
+class Worker:
+    """Runs the jobs of a base in this process; a context manager that starts and stops it.
+
+    Building it starts no thread and opens no connection.
+
+    Args:
+        engine: where the jobs are, an Engine or an AsyncEngine. Handlers' sessions take their connections from it; the
+            worker's own three are apart.
+        base: whose job classes to run. Those with a handler are claimed, others are left alone.
+        topics: only these; by default all that have a handler.
+        name: the beginning of the worker's id; by default the host's name and the process's id.
+        settings: all settings at once; by default the defaults.
+        session_factory: makes the session of a ``def`` handler's claim; by default ``Session(engine)``.
+        async_session_factory: makes that of an ``async def`` handler's; by default an AsyncSession on the same database.
+        redact: takes the secrets out of the text for ``last_error``.
+        **changes: single settings by name, such as ``workers=4`` or ``lease="30s"``; see `WorkerSettings`.
+
+    Attributes:
+        id: unique to this worker, as ``locked_by`` shows it.
+        events: subscribe here to what happens.
+
+    Raises:
+        SettingsError: with every problem of the settings.
+        UsageError: there is nothing to run, or the database is none that jobs live in.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | AsyncEngine,
+        base: type[JobBase],
+        *,
+        topics: Collection[str] | None = None,
+        name: str | None = None,
+        settings: WorkerSettings | None = None,
+        session_factory: Callable[[], Session] | None = None,
+        async_session_factory: Callable[[], AsyncSession] | None = None,
+        redact: Redact | None = None,
+        **changes: Any,
+    ) -> None:
+        self.settings = settings.changed(**changes) if settings else WorkerSettings.create(**changes)
+        self.id = f"{name or f'{socket.gethostname()}-{os.getpid()}'}-{secrets.token_hex(4)}"
+        self.events = Events()
+        self.events.subscribe(log_event)
+        self._engine = engine
+        self._sync_engine = sync_engine(engine)
+        self._kinds = _kinds_to_run(base, topics)
+        self._store = JobStore(base.__table__)
+        self._held = Held()
+        self._state_lock = threading.Lock()
+        self._was_started = False
+        self._is_stopped = threading.Event()
+        self._session_factory = session_factory or self._open_session
+        self._async_session_factory = async_session_factory or self._open_async_session
+        self._compose(redact)
+
+    def _compose(self, redact: Redact | None) -> None:
+        store, settings, held, worker = self._store, self.settings, self._held, self.id
+        self._reserved = [Reserved(self._sync_engine) for _ in range(3)]
+        for_conversation, for_heartbeat, for_upkeep = self._reserved
+        self._conversation = Conversation(
+            store,
+            for_conversation,
+            self._kinds,
+            settings,
+            worker=worker,
+            held=held,
+            events=self.events,
+            open_claim=self._open_claim,
+            start=self._start,
+        )
+        self._threads = ThreadExecutor(self._conversation.finished, redact)
+        self._event_loop = LoopExecutor(self._conversation.finished, redact)
+        heartbeat = Heartbeat(store, for_heartbeat, settings, worker=worker, held=held)
+        upkeep = Upkeep()
+        upkeep.add(Reaper(store, for_upkeep, worker=worker, events=self.events).run, settings.effective_reaper_period)
+        if settings.retention_ttl:
+            retention = Retention(store, for_upkeep, settings, worker=worker)
+            upkeep.add(retention.run, settings.effective_retention_period)
+        self._conversation_loop = Loop("conversation", self._conversation.turn)
+        self._heartbeat_loop = Loop("heartbeat", heartbeat.turn)
+        self._watchdog_loop = Loop("watchdog", Watchdog(held).turn)
+        self._upkeep_loop = Loop("upkeep", upkeep.turn)
+        self._loops = [self._heartbeat_loop, self._watchdog_loop, self._upkeep_loop, self._conversation_loop]
+
+    def start(self) -> None:
+        """Begin to work, on threads of the worker's own.
+
+        Raises:
+            UsageError: it was started before; a worker runs once.
+        """
+        with self._state_lock:
+            if self._was_started:
+                raise UsageError("This worker was started before. Make another one.")
+            self._was_started = True
+        get_logger().info(
+            "worker_started", worker=self.id, topics=sorted(self._kinds), workers=self.settings.workers
+        )
+        for loop in self._loops:
+            loop.start()
+
+    def stop(self, grace: timedelta | str | None = None) -> None:
+        """Stop working, and return when that is done.
+
+        Jobs that were claimed and not begun go back at once, their attempts given back. Running ones may end within the
+        grace; then they are told to stop, and go back likewise.
+
+        Args:
+            grace: how long running jobs may go on; by default the setting's.
+        """
+        allowed = self.settings.grace if grace is None else parse_duration(grace)
+        with self._state_lock:
+            if not self._was_started or self._is_stopped.is_set():
+                return
+            self._conversation.stop_claiming()
+            self._release_unstarted()
+            self._drain(allowed)
+            self._conversation.flush(time.monotonic() + LAST_WRITES)
+            # The heartbeat last: a lease that ran out during the flush would hand a finished job to another worker.
+            self._stop_loops()
+            self._close()
+            self._is_stopped.set()
+        get_logger().info("worker_stopped", worker=self.id)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the worker has stopped, `timeout` seconds at most; whether it has."""
+        return self._is_stopped.wait(timeout)
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """What fails at the moment, by the part of the worker that it fails in; empty when all is well."""
+        return {loop.name: loop.trouble for loop in self._loops if loop.trouble is not None}
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    # Starting attempts.
+
+    def _start(self, assignments: Sequence[Assignment]) -> None:
+        on_loop = [each for each in assignments if each.kind.is_async]
+        in_threads = [each for each in assignments if not each.kind.is_async]
+        if on_loop:
+            self._event_loop.submit(on_loop)
+        if in_threads:
+            self._threads.submit(in_threads)
+
+    def _open_claim(self, claimed: Claimed, kind: Kind, max_attempts: int, lease_ends: float) -> Claim | AsyncClaim:
+        make: Any = AsyncClaim if kind.is_async else Claim
+        open_session = self._async_session_factory if kind.is_async else self._session_factory
+        claim: Claim | AsyncClaim = make(
+            claimed,
+            worker=self.id,
+            max_attempts=max_attempts,
+            table=self._store.table,
+            open_session=open_session,
+            lease_ends=lease_ends,
+        )
+        return claim
+
+    def _open_session(self) -> Session:
+        return Session(self._session_engine)
+
+    def _open_async_session(self) -> AsyncSession:
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        return AsyncSession(self._async_engine)
+
+    @cached_property
+    def _session_engine(self) -> Engine:
+        """The user's engine; on SQLite a sibling of it, which begins its transactions as jobs need them."""
+        return sibling(self._sync_engine) if self._sync_engine.dialect.name == "sqlite" else self._sync_engine
+
+    @cached_property
+    def _async_engine(self) -> AsyncEngine:
+        return async_engine(self._engine)
+
+    # Stopping.
+
+    def _release_unstarted(self) -> None:
+        for assignment in self._threads.take_unstarted():
+            self._conversation.finished(unstarted(assignment))
+
+    def _drain(self, grace: timedelta) -> None:
+        if self._conversation.drain(time.monotonic() + grace.total_seconds()):
+            return
+        for claim in self._held.snapshot().values():
+            claim._stop(StopCause.SHUTDOWN)
+        if self._conversation.drain(time.monotonic() + NOTICE):
+            return
+        left = [claim for claim in self._held.snapshot().values() if not claim._is_over]
+        for claim in left:
+            get_logger().warning("handler_outlived_shutdown", job_id=str(claim.id), topic=claim.topic, worker=self.id)
+        self._conversation.give_up(Finished(claim, released(claim._holding), timedelta(0)) for claim in left)
+
+    def _stop_loops(self) -> None:
+        self._conversation.close()
+        for loop in (self._conversation_loop, self._upkeep_loop):
+            loop.stop(LAST_WRITES)
+        self._held.release_waiters()
+        for loop in (self._watchdog_loop, self._heartbeat_loop):
+            loop.stop(LAST_WRITES)
+
+    def _close(self) -> None:
+        self._threads.stop()
+        if "_async_engine" in self.__dict__ and self._async_engine is not self._engine:
+            self._event_loop.call(self._async_engine.dispose)
+        self._event_loop.stop(NOTICE)
+        for reserved in self._reserved:
+            reserved.close()
+        for engine in (self.__dict__.get("_session_engine"), self._sync_engine):
+            if engine is not None and engine is not self._engine:
+                engine.dispose()
+
+
+def _kinds_to_run(base: type[JobBase], topics: Collection[str] | None) -> dict[str, Kind]:
+    registry = getattr(base, "registry", None)
+    if registry is None:
+        raise UsageError(f"{base!r:.200} is no base of jobs. Give a direct subclass of JobBase.")
+    if isinstance(topics, str):
+        raise UsageError(f"topics is {topics!r}. Give a list: [{topics!r}].")
+    if topics is None:
+        kinds = {topic: kind for topic, kind in registry.items() if kind.handler is not None}
+        if not kinds:
+            raise UsageError(
+                f"Base {described(base)} has no job class with a handler. Import the modules that declare them before"
+                " the worker is made, and give each a run method or a handler."
+            )
+        return kinds
+    for topic in topics:
+        if topic not in registry or registry[topic].handler is None:
+            raise UsageError(
+                f"Topic {topic!r} has no handler in base {described(base)}. Those with one:"
+                f" {', '.join(sorted(t for t, kind in registry.items() if kind.handler)) or 'none'}."
+            )
+    if not topics:
+        raise UsageError("topics is empty. Leave it out to run all that have a handler.")
+    return {topic: registry[topic] for topic in topics}
