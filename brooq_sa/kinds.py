@@ -37,6 +37,17 @@ def check_topic(topic: object) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A kind's options with the worker's settings filled in."""
+
+    max_attempts: int
+    attempt_timeout: timedelta
+    max_execution_timeout: timedelta
+    backoff_base: timedelta
+    backoff_max: timedelta
+
+
+@dataclass(frozen=True, kw_only=True)
 class KindOptions:
     """What a job class may set for its topic; None takes the worker's setting.
 
@@ -55,6 +66,24 @@ class KindOptions:
     backoff_base: timedelta | None = None
     backoff_max: timedelta | None = None
     priority: int = 0
+
+    def policy(self, settings: WorkerSettings) -> Policy:
+        """The options, with the worker's settings for those that are None.
+
+        Where a setting then breaks a rule against an option (a timeout above the longest execution, say), the option
+        stands and the setting gives way.
+        """
+        longest_run = self.max_execution_timeout or max(settings.max_execution_timeout, self.attempt_timeout or timedelta(0))
+        longest_wait = settings.backoff_max if self.backoff_max is None else self.backoff_max
+        if self.backoff_max is None and self.backoff_base is not None:
+            longest_wait = max(longest_wait, self.backoff_base)
+        return Policy(
+            max_attempts=self.max_attempts or settings.max_attempts,
+            attempt_timeout=self.attempt_timeout or min(settings.attempt_timeout, longest_run),
+            max_execution_timeout=longest_run,
+            backoff_base=min(settings.backoff_base, longest_wait) if self.backoff_base is None else self.backoff_base,
+            backoff_max=longest_wait,
+        )
 
 
 OPTION_NAMES = tuple(field.name for field in dataclasses.fields(KindOptions))
@@ -106,17 +135,6 @@ def check_integer(name: str, value: Any, allowed: range) -> int:
     return value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """A kind's options with the worker's settings filled in."""
-
-    max_attempts: int
-    attempt_timeout: timedelta
-    max_execution_timeout: timedelta
-    backoff_base: timedelta
-    backoff_max: timedelta
-
-
 class Kind:
     """A topic's settings, given in code with its job class.
 
@@ -149,20 +167,7 @@ class Kind:
 
     def policy(self, settings: WorkerSettings) -> Policy:
         """The options, with the worker's settings for those that the class leaves out."""
-
-        def chosen(name: str) -> Any:
-            own = getattr(self.options, name)
-            return getattr(settings, name) if own is None else own
-
-        ceiling = chosen("max_execution_timeout")
-        longest = chosen("backoff_max")
-        return Policy(
-            max_attempts=chosen("max_attempts"),
-            attempt_timeout=min(chosen("attempt_timeout"), ceiling) if self.options.attempt_timeout is None else chosen("attempt_timeout"),
-            max_execution_timeout=max(ceiling, self.options.attempt_timeout or ceiling),
-            backoff_base=min(chosen("backoff_base"), longest),
-            backoff_max=longest,
-        )
+        return self.options.policy(settings)
 
     def __repr__(self) -> str:
         return f"Kind({self.topic!r}, {self.job_class.__qualname__})"

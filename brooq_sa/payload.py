@@ -87,7 +87,7 @@ class Codec:
         try:
             return self._decoder.decode(text)
         except msgspec.ValidationError as error:
-            raise self._invalid(error) from error
+            raise self._invalid(error) from None
         except msgspec.DecodeError as error:
             raise PayloadError(self.topic, "$", f"not readable as JSON: {error}") from error
 

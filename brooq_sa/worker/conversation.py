@@ -29,24 +29,14 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 
 from ..claims import AsyncClaim, Claim
 from ..engines import Reserved
-from ..events import (
-    Event,
-    Events,
-    JobCanceled,
-    JobClaimed,
-    JobDead,
-    JobDone,
-    JobFailed,
-    JobLeaseLost,
-    JobRequeued,
-)
+from ..events import Events, JobClaimed
 from ..kinds import Kind
 from ..log import get_logger
 from ..outcomes import dead, released
 from ..schema import ATTEMPTS_CEILING
 from ..settings import WorkerSettings
-from ..states import State, StopCause
-from ..store import Claimed, Holding, JobStore, Outcome
+from ..store import Claimed, Holding, JobStore
+from . import facts
 from .attempts import Assignment, Finished
 from .held import Held
 
@@ -250,10 +240,9 @@ class Conversation:
         claim, outcome = finished.claim, finished.outcome
         self._held.discard(claim._holding)
         if outcome is not None and (finished.is_written or outcome.holding in written):
-            self._events.publish(_fact(outcome, finished, self._worker))
+            self._events.publish(facts.settled(claim, outcome, finished.duration))
         else:
-            cause = claim.cause if claim._is_lost else StopCause.LEASE_LOST
-            self._events.publish(JobLeaseLost(claim.id, claim.topic, claim.attempt, self._worker, str(cause)))
+            self._events.publish(facts.lost(claim))
 
     # Claiming.
 
@@ -320,19 +309,3 @@ def _parked(assignment: Assignment) -> Finished:
 def _bound(finished: Finished) -> dict[str, Any]:
     claim = finished.claim
     return {"job_id": str(claim.id), "topic": claim.topic, "attempt": claim.attempt, "worker": claim.worker}
-
-
-def _fact(outcome: Outcome, finished: Finished, worker: str) -> Event:
-    claim, duration, error = finished.claim, finished.duration, outcome.error or ""
-    about = (claim.id, claim.topic, claim.attempt, worker)
-    match outcome.state:
-        case State.DONE:
-            return JobDone(*about, duration)
-        case State.FAILED:
-            return JobFailed(*about, duration, outcome.delay or timedelta(0), error)
-        case State.DEAD:
-            return JobDead(*about, duration, error)
-        case State.CANCELED:
-            return JobCanceled(*about, duration, error)
-        case _:
-            return JobRequeued(*about, reaped=False)

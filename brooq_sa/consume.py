@@ -1,0 +1,296 @@
+"""The pull style: jobs one by one from a plain iterator, without a worker.
+
+::
+
+    for claim in consume(engine, AppJob, topics=["tasks"]):
+        with claim as job:
+            ...                      # leaving the block settles the job
+
+While the block runs, the lease is renewed; if the process is killed, the job comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from .claims import Claim
+from .engines import Reserved, sibling, sync_engine
+from .events import Events
+from .exc import LeaseLost, UsageError
+from .jobs import JobBase, decode
+from .kinds import KindOptions, Policy, check_topic
+from .log import get_logger, log_event
+from .outcomes import Redact, after, done, released
+from .retry import backoff
+from .settings import WorkerSettings
+from .states import StopCause
+from .store import Claimed, JobStore, Outcome
+from .upkeep import Reaper, Retention, Upkeep
+from .worker import facts
+from .worker.heartbeat import Heartbeat
+from .worker.held import Held
+from .worker.loop import FIRST_PAUSE, LONGEST_PAUSE, Loop
+from .worker.watchdog import Watchdog
+
+
+class ConsumedClaim(Claim):
+    """A claim to be entered with ``with``: gives the job, and settles it when the block is left.
+
+    Leaving it normally is success. An Exception is recorded as the attempt's failure, by the rules for handlers, and
+    goes no further: the loop takes the next job. What ends a program (KeyboardInterrupt, SystemExit) gives the job
+    back, its attempt uncharged, and goes on.
+    """
+
+    _consumer: _Consumer
+    _job: Any
+    _policy: Policy
+    _entered_at: float | None = None
+
+    def __enter__(self) -> Any:
+        if self._entered_at is not None:
+            raise UsageError(f"The claim on job {self.id} was entered before. A claim is entered once.")
+        self._entered_at = time.monotonic()
+        return self._job
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        return self._consumer.settle(self, error)
+
+
+def consume(
+    engine: Engine,
+    base: type[JobBase],
+    topics: Collection[str],
+    *,
+    stop_when_empty: bool = False,
+    name: str | None = None,
+    settings: WorkerSettings | None = None,
+    session_factory: Callable[[], Session] | None = None,
+    redact: Redact | None = None,
+    **changes: Any,
+) -> Iterator[ConsumedClaim]:
+    """Claims of due jobs, one after the other, in order.
+
+    Nothing is started and no connection opened before the first is asked for. Leaving the loop ends it all; an
+    iterator that is kept must be closed with its ``close()``.
+
+    Args:
+        engine: where the jobs are, an Engine.
+        base: whose table they are in. A topic that has a job class there gives its instances, any other RawJobs.
+        topics: which jobs to take.
+        stop_when_empty: end when nothing is due, instead of waiting for more.
+        name, settings, session_factory, redact, **changes: as for `Worker`; `workers` means nothing here.
+
+    Raises:
+        SettingsError: with every problem of the settings.
+        OptionError: a topic is malformed.
+        UsageError: no topics, a database that jobs do not live in; in the loop, a claim that was not entered.
+    """
+    if isinstance(topics, str):
+        raise UsageError(f"topics is {topics!r}. Give a list: [{topics!r}].")
+    if not topics:
+        raise UsageError("topics is empty. Name at least one.")
+    for topic in topics:
+        check_topic(topic)
+    chosen = settings.changed(**changes) if settings else WorkerSettings.create(**changes)
+    consumer = _Consumer(sync_engine(engine), base, topics, chosen, name, session_factory, redact)
+    return consumer.iterate(stop_when_empty)
+
+
+class _Consumer:
+    """What stands behind one iterator of claims."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        base: type[JobBase],
+        topics: Collection[str],
+        settings: WorkerSettings,
+        name: str | None,
+        session_factory: Callable[[], Session] | None,
+        redact: Redact | None,
+    ) -> None:
+        self.id = f"{name or f'{socket.gethostname()}-{os.getpid()}'}-{secrets.token_hex(4)}"
+        self._engine = engine
+        self._registry = base.registry
+        self._want = dict.fromkeys(topics, 1)
+        self._settings = settings
+        self._redact = redact
+        self._store = JobStore(base.__table__)
+        self._held = Held()
+        self._events = Events()
+        self._events.subscribe(log_event)
+        self._session_engine: Engine | None = None
+        self._session_factory = session_factory or self._open_session
+        self._reserved = Reserved(engine)
+
+    def iterate(self, stop_when_empty: bool) -> Iterator[ConsumedClaim]:
+        loops, connections = self._start()
+        claim: ConsumedClaim | None = None
+        try:
+            while True:
+                claim = self._next()
+                if claim is not None:
+                    yield claim
+                    self._refuse_unsettled(claim)
+                elif stop_when_empty:
+                    return
+                else:
+                    time.sleep(self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0))
+        finally:
+            if claim is not None and not claim._is_over:
+                self._write(claim, released(claim._holding), timedelta(0))
+            self._stop(loops, connections)
+
+    def _start(self) -> tuple[list[Loop], list[Reserved]]:
+        for_heartbeat, for_upkeep = Reserved(self._engine), Reserved(self._engine)
+        heartbeat = Heartbeat(self._store, for_heartbeat, self._settings, worker=self.id, held=self._held)
+        upkeep = Upkeep()
+        reaper = Reaper(self._store, for_upkeep, worker=self.id, events=self._events)
+        upkeep.add(reaper.run, self._settings.effective_reaper_period)
+        if self._settings.retention_ttl:
+            retention = Retention(self._store, for_upkeep, self._settings, worker=self.id)
+            upkeep.add(retention.run, self._settings.effective_retention_period)
+        loops = [
+            Loop("heartbeat", heartbeat.turn),
+            Loop("watchdog", Watchdog(self._held).turn),
+            Loop("upkeep", upkeep.turn),
+        ]
+        for loop in loops:
+            loop.start()
+        return loops, [self._reserved, for_heartbeat, for_upkeep]
+
+    def _stop(self, loops: list[Loop], connections: list[Reserved]) -> None:
+        self._held.release_waiters()
+        for loop in loops:
+            loop.stop(10.0)
+        for reserved in connections:
+            reserved.close()
+        if self._session_engine is not None and self._session_engine is not self._engine:
+            self._session_engine.dispose()
+
+    def _next(self) -> ConsumedClaim | None:
+        """The next claim whose payload can be read; None if nothing is due."""
+        while (claim := self._patiently(self._claim)) is not None:
+            try:
+                claim._job = decode(self._registry, claim.topic, claim.payload)
+            except Exception as error:  # a class of the user's may raise anything
+                self._write(claim, after(error, claim._holding, claim._policy, self._redact), timedelta(0))
+            else:
+                return claim
+        return None
+
+    def _claim(self) -> ConsumedClaim | None:
+        asked_at = time.monotonic()
+        with self._reserved.transaction() as connection:
+            claimed = self._store.claim(
+                connection, self._want, room=1, worker=self.id, lease=self._settings.lease
+            )
+        # The first topic has been looked at first: let the others come before it the next time.
+        first = next(iter(self._want))
+        self._want[first] = self._want.pop(first)
+        return self._open(claimed[0], asked_at) if claimed else None
+
+    def _open(self, claimed: Claimed, asked_at: float) -> ConsumedClaim:
+        policy = self._policy(claimed.topic)
+        claim = ConsumedClaim(
+            claimed,
+            worker=self.id,
+            max_attempts=policy.max_attempts,
+            table=self._store.table,
+            open_session=self._session_factory,
+            lease_ends=asked_at + self._settings.lease.total_seconds(),
+        )
+        claim._consumer, claim._policy = self, policy
+        self._held.add([claim])
+        return claim
+
+    def _policy(self, topic: str) -> Policy:
+        kind = self._registry.get(topic)
+        return kind.policy(self._settings) if kind else KindOptions().policy(self._settings)
+
+    def _open_session(self) -> Session:
+        if self._session_engine is None:
+            on_sqlite = self._engine.dialect.name == "sqlite"
+            self._session_engine = sibling(self._engine) if on_sqlite else self._engine
+        return Session(self._session_engine)
+
+    def settle(self, claim: ConsumedClaim, error: BaseException | None) -> bool:
+        """Settle a claim whose block was left; whether the error, if any, goes no further."""
+        duration = timedelta(seconds=time.monotonic() - (claim._entered_at or time.monotonic()))
+        if error is None:
+            error = self._complete(claim, duration)
+        if error is not None:
+            claim._close()
+            self._write(claim, self._outcome(claim, error), duration)
+        return error is None or isinstance(error, Exception)
+
+    def _complete(self, claim: ConsumedClaim, duration: timedelta) -> Exception | None:
+        """Write success; what kept it from being written, if anything did."""
+        try:
+            is_written = claim._complete()
+        except Exception as error:
+            return error
+        claim._close()
+        if is_written:
+            self._held.discard(claim._holding)
+            self._events.publish(facts.settled(claim, done(claim._holding), duration))
+        else:
+            self._write(claim, done(claim._holding), duration)
+        return None
+
+    def _outcome(self, claim: ConsumedClaim, error: BaseException) -> Outcome | None:
+        if isinstance(error, LeaseLost):
+            claim.cause = claim.cause if claim._is_lost else StopCause.LEASE_LOST
+        if claim._is_lost:
+            return None
+        if not isinstance(error, Exception):
+            return released(claim._holding)
+        return after(error, claim._holding, claim._policy, self._redact)
+
+    def _write(self, claim: ConsumedClaim, outcome: Outcome | None, duration: timedelta) -> None:
+        claim._close()
+        try:
+            written = set() if outcome is None else self._patiently(lambda: self._settle(outcome), claim._lease_ends)
+        finally:
+            self._held.discard(claim._holding)
+        is_written = outcome is not None and outcome.holding in written
+        self._events.publish(
+            facts.settled(claim, outcome, duration) if outcome is not None and is_written else facts.lost(claim)
+        )
+
+    def _settle(self, outcome: Outcome) -> set[Any]:
+        with self._reserved.transaction() as connection:
+            return self._store.settle(connection, self.id, [outcome])
+
+    def _patiently(self, work: Callable[[], Any], until: float = float("inf")) -> Any:
+        """Do `work`, again and again while the database is out of reach, until a moment of the monotonic clock."""
+        failures = 0
+        while True:
+            try:
+                return work()
+            except DBAPIError as error:
+                if not error.connection_invalidated or time.monotonic() >= until:
+                    raise
+                failures += 1
+                pause = backoff(failures, FIRST_PAUSE, LONGEST_PAUSE).total_seconds()
+                get_logger().error("consumer_failed", worker=self.id, error=str(error.orig), next_try_in=round(pause, 3))
+                time.sleep(pause)
+
+    def _refuse_unsettled(self, claim: ConsumedClaim) -> None:
+        if not claim._is_over:
+            raise UsageError(
+                f"The claim on job {claim.id} was not entered, so nobody knows how it went; it has been given back. Write"
+                " 'with claim as job:'."
+            )
