@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 from alembic.util import CommandError
@@ -14,12 +14,15 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from brooq_sa import migrations
 
-from .database import blocking_url
+from .codes import DONE, NOT_NEWEST, REFUSED, Command
+from .database import EXAMPLES, _readable
+from .failing import Failure, database_said
+from .options import json_option, where
+from .printing import print_json
 
-NOT_NEWEST = 3
 SHORT_NAMES = {"head": "brooq@head", "base": "brooq@base"}
 
-Command = Callable[..., None]
+sql_option = click.option("--sql", is_flag=True, help="Print the SQL, and connect to nothing.")
 
 
 @click.group()
@@ -29,97 +32,87 @@ def migrate() -> None:
     For people who have no Alembic environment. Those who have one list `brooq_sa:migrations/versions` in its
     version_locations instead, and run `alembic upgrade brooq@head`. Use one way or the other for a database: this
     command keeps its revision in a table of its own, beside the job table.
-
-    Exit codes: 0 done, 1 the database or the migration refused, 2 wrong usage; `current --check` has one more.
     """
 
 
-def _where(command: Command) -> Command:
-    """The options that say which job table is meant."""
-    options = (
-        click.option(
-            "--url",
-            envvar="DATABASE_URL",
-            show_envvar=True,
-            required=True,
-            help="The database, such as postgresql://user@host/name or sqlite:///jobs.db.",
-        ),
-        click.option("--schema", help="Where the job table lies.  [default: the connection's own schema]"),
-        click.option("--table", default="job", show_default=True, help="The job table's name."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-_sql = click.option("--sql", is_flag=True, help="Print the SQL, and connect to nothing.")
-
-
-@migrate.command()
-@_where
-@_sql
+@migrate.command(
+    cls=Command,
+    examples=("migrate upgrade --url sqlite:///jobs.db", "migrate upgrade --schema queue --sql"),
+    exit_codes={DONE: "done, or nothing to do", REFUSED: "the database or the migration refused"},
+)
+@where
+@sql_option
 @click.argument("revision", default="head")
 def upgrade(url: str, schema: str | None, table: str, sql: bool, revision: str) -> None:
     """Bring the job table to REVISION (default: head, the newest).
 
     All of it happens or nothing. Several may run at once, for instance one in each replica: they take turns. A schema
     that is absent is made.
-
-    Exit codes: 0 done, or nothing to do; 1 the database or the migration refused; 2 wrong usage.
     """
     revision = SHORT_NAMES.get(revision, revision)
     with _opened(url) as engine:
         if sql:
             migrations.upgrade(engine, table=table, schema=schema, revision=revision, out=sys.stdout)
             return
-        before = migrations.current(engine, table=table, schema=schema)
+        before = _revision(engine, table, schema)
         migrations.upgrade(engine, table=table, schema=schema, revision=revision)
         _report(engine, table, schema, before)
 
 
-@migrate.command()
-@_where
-@_sql
+@migrate.command(
+    cls=Command,
+    examples=("migrate downgrade base", "migrate downgrade base --yes --table nightly"),
+    exit_codes={
+        DONE: "done, or nothing to do",
+        REFUSED: "the database or the migration refused, or the answer was no",
+    },
+)
+@where
+@sql_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.argument("revision")
 def downgrade(url: str, schema: str | None, table: str, sql: bool, yes: bool, revision: str) -> None:
     """Take the job table back to REVISION; `base` drops it with its jobs.
 
     The schema it lies in stays. With --sql, REVISION may be a range, such as brooq_0002:brooq_0001.
-
-    Exit codes: 0 done, or nothing to do; 1 the database or the migration refused, or the answer was no; 2 wrong usage.
     """
     revision = SHORT_NAMES.get(revision, revision)
     with _opened(url) as engine:
         if sql:
             migrations.downgrade(engine, table=table, schema=schema, revision=revision, out=sys.stdout)
             return
-        before = migrations.current(engine, table=table, schema=schema)
-        if before is not None and not yes:
-            shown = engine.url.render_as_string(hide_password=True)
-            click.confirm(
-                f"Take table {table!r} in {shown} back to {revision}? Jobs may be lost.", abort=True, err=True
-            )
-        migrations.downgrade(engine, table=table, schema=schema, revision=revision)
+        before = _revision(engine, table, schema)
+        if before is not None:
+            if not yes:
+                _confirm(f"Take table {table!r} in {_shown(engine)} back to {revision}? Jobs may be lost.")
+            migrations.downgrade(engine, table=table, schema=schema, revision=revision)
         _report(engine, table, schema, before)
 
 
-@migrate.command()
-@_where
-@click.option("--json", "as_json", is_flag=True, help="Print an object: table, schema, revision, head.")
+@migrate.command(
+    cls=Command,
+    examples=("migrate current", "migrate current --check || brooq-sa migrate upgrade"),
+    exit_codes={
+        DONE: "shown",
+        REFUSED: "the database refused",
+        NOT_NEWEST: "with --check: the job table is not at the newest revision",
+    },
+)
+@where
 @click.option("--check", is_flag=True, help=f"Exit with {NOT_NEWEST} unless the job table is at the newest revision.")
-def current(url: str, schema: str | None, table: str, as_json: bool, check: bool) -> None:
+@json_option
+def current(url: str, schema: str | None, table: str, check: bool, as_json: bool) -> None:
     """Show the job table's revision, and the newest one that this installation has.
 
-    Exit codes: 0 shown; 1 the database refused; 2 wrong usage; with --check, 3 if the two differ.
+    With --json, one object: `table`, `schema`, `revision` (null if there is none) and `head`.
     """
     with _opened(url) as engine:
-        revision, newest = migrations.current(engine, table=table, schema=schema), migrations.head()
+        revision, newest = _revision(engine, table, schema), migrations.head()
         if as_json:
-            click.echo(json.dumps({"table": table, "schema": schema, "revision": revision, "head": newest}))
+            print_json({"table": table, "schema": schema, "revision": revision, "head": newest})
         else:
             click.echo(f"{table}: {_named(revision)}, newest is {newest}")
-        if revision is None and inspect(engine).has_table(table, schema=schema):
+        if revision is None and not _is_absent(engine) and inspect(engine).has_table(table, schema=schema):
             click.echo(
                 f"Table {table!r} is there, but `brooq-sa migrate` did not make it. Ask what did: `alembic current`?",
                 err=True,
@@ -128,13 +121,29 @@ def current(url: str, schema: str | None, table: str, as_json: bool, check: bool
         raise click.exceptions.Exit(NOT_NEWEST)
 
 
+def _confirm(question: str) -> None:
+    click.confirm(question, abort=True, err=True)
+
+
 def _report(engine: Engine, table: str, schema: str | None, before: str | None) -> None:
-    after = migrations.current(engine, table=table, schema=schema)
+    after = _revision(engine, table, schema)
     click.echo(f"{table}: {_named(after)}" + (" already" if after == before else f", was {_named(before)}"))
 
 
 def _named(revision: str | None) -> str:
     return revision or "none"
+
+
+def _revision(engine: Engine, table: str, schema: str | None) -> str | None:
+    # To connect would make the file.
+    return None if _is_absent(engine) else migrations.current(engine, table=table, schema=schema)
+
+
+def _is_absent(engine: Engine) -> bool:
+    name = engine.url.database
+    if engine.dialect.name != "sqlite" or not name or name.startswith("file:"):
+        return False
+    return name != ":memory:" and not Path(name).exists()
 
 
 @contextmanager
@@ -144,24 +153,19 @@ def _opened(url: str) -> Iterator[Engine]:
     try:
         yield engine
     except CommandError as error:
-        raise click.ClickException(str(error)) from error
+        raise Failure(str(error)) from error
     except SQLAlchemyError as error:
-        shown = engine.url.render_as_string(hide_password=True)
-        raise click.ClickException(f"{shown}: {_cause(error)}") from error
+        raise Failure(f"{_shown(engine)}: {database_said(error)}") from error
     finally:
         engine.dispose()
 
 
 def _engine(url: str) -> Engine:
     try:
-        return create_engine(blocking_url(url), poolclass=pool.NullPool)
-    except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        # The URL itself is not repeated: it may hold a password.
-        raise click.BadParameter(
-            f"{error}. Give one such as postgresql://user@host/name or sqlite:///jobs.db.", param_hint="--url"
-        ) from error
+        return create_engine(_readable(url), poolclass=pool.NullPool)
+    except (ArgumentError, NoSuchModuleError, ImportError, TypeError) as error:
+        raise click.BadParameter(f"{error}. {EXAMPLES}", param_hint="--url") from error
 
 
-def _cause(error: SQLAlchemyError) -> str:
-    """What the database said, without the statement and the link that SQLAlchemy adds."""
-    return str(getattr(error, "orig", None) or error).strip()
+def _shown(engine: Engine) -> str:
+    return engine.url.render_as_string(hide_password=True)

@@ -212,7 +212,7 @@ def heads(project: Project) -> set[str]:
 
 def test_separator_that_hides_the_branch(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry holds with newlines between entries, and is lost with colons, as the documentation warns (M2)."""
-    monkeypatch.chdir(project.folder)  # the halves of the entry are read as folders of the current one
+    monkeypatch.chdir(project.folder.parent)  # the halves of the entry are read as folders of the current one
     assert heads(project) == {"app_0001", "brooq_0001"}
     colons = "version_locations = %(here)s/migrations/versions:brooq_sa:migrations/versions\n"
     project.configure("path_separator = :\n" + colons)

@@ -14,6 +14,11 @@ from brooq_sa.cli.database import blocking_url, normalized_url
 from brooq_sa.cli.migrate import migrate
 
 
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # no .env of whoever runs the tests
+
+
 def run(*arguments: str, url: str | None = None, answer: str | None = None) -> Result:
     return CliRunner().invoke(migrate, arguments, env={"DATABASE_URL": url}, input=answer)
 
@@ -105,6 +110,29 @@ def test_unusable_url(url: str | None, code: int, why: str) -> None:
     assert failed.exit_code == code
     assert why in failed.output
     assert "secret" not in failed.output
+
+
+def test_url_from_the_env_file(tmp_path: Path) -> None:
+    """DATABASE_URL may stand in a file .env of the current folder (U3)."""
+    (tmp_path / ".env").write_text("DATABASE_URL=sqlite:///from_env_file.db\n", encoding="utf-8")
+    assert run("upgrade").exit_code == 0
+    assert (tmp_path / "from_env_file.db").exists()
+
+
+def test_looking_makes_no_file(tmp_path: Path) -> None:
+    """Neither current nor downgrade makes the SQLite file whose name was misspelt."""
+    url = f"sqlite:///{tmp_path / 'mispelt.db'}"
+    assert run("current", "--check", url=url).exit_code == 3
+    assert run("downgrade", "base", url=url).output == "job: none already\n"
+    assert not (tmp_path / "mispelt.db").exists()
+
+
+def test_help_lists_the_exit_codes() -> None:
+    """The help of each command says what its exit codes mean."""
+    for command in ("upgrade", "downgrade", "current"):
+        shown = run(command, "--help").output
+        assert "Exit codes" in shown
+        assert "wrong usage" in shown
 
 
 def test_unwritable_file(tmp_path: Path) -> None:
