@@ -28,7 +28,7 @@ KEPT_AT_THE_TOP = {
     "tests",
     "tox.ini",
 }
-GENERATED = {"__pycache__", "_build", "build", "dist"}
+GENERATED = {"__pycache__", "_build", "brooq.db", "build", "dist"}
 
 
 def kept_files() -> Iterator[Path]:
