@@ -6,12 +6,12 @@ changes none of them.
 
 Which index serves which statement:
 
-========== ============================================= ==============================================
+========== ============================================= ===================================================
 ready      topic, priority, available_at, id             the claim: one ordered probe a topic and priority
-held       locked_by, id where there is a holder         settle, heartbeat, reaper
+held       locked_by, id where there is a holder         the reaper; settle and heartbeat go by primary key
 finished   updated_at of terminal jobs                   retention
 key        topic, idempotency_key, unique                enqueue with a key
-========== ============================================= ==============================================
+========== ============================================= ===================================================
 
 The index for the reaper is on who holds a lease, not on until when. A heartbeat then changes no indexed column, and
 PostgreSQL renews in place (a heap-only tuple, manual section 66.7) instead of writing to every index. Its predicate
@@ -178,7 +178,7 @@ def _trigger(table: Table, purpose: str, moment: str, condition: str, assignment
     # The schema goes before the trigger's name; a table named in a trigger is in the trigger's own schema.
     name, on = _quoted(f"{table.name}_{purpose}_instants", table.schema), _quoted(table.name)
     return (
-        f"CREATE TRIGGER {name} AFTER {moment} ON {on} WHEN {condition} BEGIN"  # noqa: S608 - names are quoted
+        f"CREATE TRIGGER {name} AFTER {moment} ON {on} WHEN {condition} BEGIN"
         f" UPDATE {on} SET {assignments} WHERE id = NEW.id; END"
     )
 

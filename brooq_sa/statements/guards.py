@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Table, and_, bindparam, cast, literal_column, null
+from sqlalchemy import ColumnElement, FromClause, Integer, Table, Text, and_, bindparam, cast, literal_column, null
 
 from ..functions import ById, IdArray, entry, one_of
 from ..states import READY, State
@@ -17,11 +17,11 @@ def literal_state(state: State) -> ColumnElement[str]:
     return literal_column(f"'{state}'")
 
 
-def in_states(job: Table, *states: State) -> ColumnElement[bool]:
+def in_states(job: FromClause, *states: State) -> ColumnElement[bool]:
     return job.c.state.in_([literal_state(state) for state in states])
 
 
-def is_ready(job: Table) -> ColumnElement[bool]:
+def is_ready(job: FromClause) -> ColumnElement[bool]:
     """Waits for an attempt; whether it is due is a matter of `available_at`."""
     return in_states(job, *READY)
 
@@ -41,8 +41,12 @@ def is_held(job: Table, attempt: ColumnElement[int]) -> ColumnElement[bool]:
     The state cannot be left out: a cancel in plain SQL changes the state alone. The worker cannot be left out, or a
     worker could settle what another has claimed; nor the attempt, or one that slept through its lease and claimed the
     job again could mix up its own two runs.
+
+    With a plain "=" the worker would imply the predicate of the index on holders. PostgreSQL up to 16 then reads every
+    entry of that worker, those of all it has ever settled among them until they are vacuumed.
     """
-    return and_(is_processing(job), job.c.locked_by == bindparam("worker"), job.c.attempts == attempt)
+    is_mine = job.c.locked_by.is_not_distinct_from(bindparam("worker", type_=Text()))
+    return and_(is_processing(job), is_mine, job.c.attempts == attempt)
 
 
 def field(job: Table, name: str) -> ColumnElement[str]:

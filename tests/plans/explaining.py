@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,8 +39,11 @@ class Plan:
 
     @property
     def locked(self) -> int:
-        """How many rows were locked by SELECT ... FOR UPDATE and its kin."""
-        return sum(round(node["Actual Rows"] * node["Actual Loops"]) for node in self.nodes("LockRows"))
+        """How many rows were locked by SELECT ... FOR UPDATE and its kin, at the least.
+
+        Before PostgreSQL 18, EXPLAIN rounds the rows of a loop to a whole number.
+        """
+        return sum(_least_rows(node) for node in self.nodes("LockRows"))
 
     @property
     def rows_read(self) -> int:
@@ -54,6 +58,12 @@ def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield node
     for inner in node.get("Plans", ()):
         yield from _walk(inner)
+
+
+def _least_rows(node: dict[str, Any]) -> int:
+    rows, loops = node["Actual Rows"], node["Actual Loops"]
+    is_rounded = isinstance(rows, int) and loops > 1
+    return math.ceil((rows - 0.5) * loops) if is_rounded and rows else round(rows * loops)
 
 
 def _rows_read(node: dict[str, Any]) -> int:
