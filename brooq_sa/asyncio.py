@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy.ext.asyncio import AsyncSession as _AsyncSession
 from sqlalchemy.ext.asyncio import async_scoped_session
@@ -36,7 +36,7 @@ class AsyncEnqueueMixin:
         priority: int | None = None,
     ) -> Enqueued:
         """`brooq_sa.enqueue` into this session."""
-        target: Any = self
+        target = cast("_AsyncSession", self)
         return await enqueue(target, job, key=key, available_at=available_at, delay=delay, priority=priority)
 
     async def enqueue_many(
@@ -48,7 +48,7 @@ class AsyncEnqueueMixin:
         priority: int | None = None,
     ) -> list[Enqueued]:
         """`brooq_sa.enqueue_many` into this session."""
-        target: Any = self
+        target = cast("_AsyncSession", self)
         return await enqueue_many(target, jobs, available_at=available_at, delay=delay, priority=priority)
 
 

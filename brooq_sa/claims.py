@@ -14,7 +14,7 @@ import math
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sqlalchemy import Table
 from sqlalchemy.orm import Session
@@ -27,7 +27,7 @@ from .states import StopCause
 from .store import Claimed, Holding, JobStore
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncSession  # noqa: F401 - named in a string below
 
 S = TypeVar("S")
 

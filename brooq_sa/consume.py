@@ -78,6 +78,7 @@ def consume(
     settings: WorkerSettings | None = None,
     session_factory: Callable[[], Session] | None = None,
     redact: Redact | None = None,
+    sleep: Callable[[float], object] = time.sleep,
     **changes: Any,
 ) -> Iterator[ConsumedClaim]:
     """Claims of due jobs, one after the other, in order.
@@ -91,6 +92,7 @@ def consume(
         topics: which jobs to take.
         stop_when_empty: end when nothing is due, instead of waiting for more.
         name, settings, session_factory, redact, **changes: as for `Worker`; `workers` means nothing here.
+        sleep: waits that many seconds between two looks; what it raises ends the loop, with no job held.
 
     Raises:
         SettingsError: with every problem of the settings.
@@ -104,7 +106,7 @@ def consume(
     for topic in topics:
         check_topic(topic)
     chosen = settings.changed(**changes) if settings else WorkerSettings.create(**changes)
-    consumer = _Consumer(sync_engine(engine), base, topics, chosen, name, session_factory, redact)
+    consumer = _Consumer(sync_engine(engine), base, topics, chosen, name, session_factory, redact, sleep)
     return consumer.iterate(stop_when_empty)
 
 
@@ -120,6 +122,7 @@ class _Consumer:
         name: str | None,
         session_factory: Callable[[], Session] | None,
         redact: Redact | None,
+        sleep: Callable[[float], object],
     ) -> None:
         self.id = f"{name or f'{socket.gethostname()}-{os.getpid()}'}-{secrets.token_hex(4)}"
         self._engine = engine
@@ -127,6 +130,7 @@ class _Consumer:
         self._want = dict.fromkeys(topics, 1)
         self._settings = settings
         self._redact = redact
+        self._sleep = sleep
         self._store = JobStore(base.__table__)
         self._held = Held()
         self._events = Events()
@@ -147,7 +151,7 @@ class _Consumer:
                 elif stop_when_empty:
                     return
                 else:
-                    time.sleep(self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0))
+                    self._sleep(self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
         finally:
             if claim is not None and not claim._is_over:
                 self._write(claim, released(claim._holding), timedelta(0))
@@ -182,21 +186,21 @@ class _Consumer:
 
     def _next(self) -> ConsumedClaim | None:
         """The next claim whose payload can be read; None if nothing is due."""
-        while (claim := self._patiently(self._claim)) is not None:
+        while True:
+            claim: ConsumedClaim | None = self._patiently(self._claim)
+            if claim is None:
+                return None
             try:
                 claim._job = decode(self._registry, claim.topic, claim.payload)
-            except Exception as error:  # a class of the user's may raise anything
+            except Exception as error:  # noqa: BLE001 - a class of the user's may raise anything
                 self._write(claim, after(error, claim._holding, claim._policy, self._redact), timedelta(0))
             else:
                 return claim
-        return None
 
     def _claim(self) -> ConsumedClaim | None:
         asked_at = time.monotonic()
         with self._reserved.transaction() as connection:
-            claimed = self._store.claim(
-                connection, self._want, room=1, worker=self.id, lease=self._settings.lease
-            )
+            claimed = self._store.claim(connection, self._want, room=1, worker=self.id, lease=self._settings.lease)
         # The first topic has been looked at first: let the others come before it the next time.
         first = next(iter(self._want))
         self._want[first] = self._want.pop(first)
@@ -240,7 +244,7 @@ class _Consumer:
         """Write success; what kept it from being written, if anything did."""
         try:
             is_written = claim._complete()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it becomes the outcome
             return error
         claim._close()
         if is_written:
@@ -285,12 +289,14 @@ class _Consumer:
                     raise
                 failures += 1
                 pause = backoff(failures, FIRST_PAUSE, LONGEST_PAUSE).total_seconds()
-                get_logger().error("consumer_failed", worker=self.id, error=str(error.orig), next_try_in=round(pause, 3))
-                time.sleep(pause)
+                get_logger().error(
+                    "consumer_failed", worker=self.id, error=str(error.orig), next_try_in=round(pause, 3)
+                )
+                self._sleep(pause)
 
     def _refuse_unsettled(self, claim: ConsumedClaim) -> None:
         if not claim._is_over:
             raise UsageError(
-                f"The claim on job {claim.id} was not entered, so nobody knows how it went; it has been given back. Write"
-                " 'with claim as job:'."
+                f"The claim on job {claim.id} was not entered, so nobody knows how it went; it has been given back."
+                " Write 'with claim as job:'."
             )

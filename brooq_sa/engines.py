@@ -56,7 +56,7 @@ def async_engine(engine: Engine | AsyncEngine) -> AsyncEngine:
         raise UsageError(
             f"An async handler's claim.session needs {error.name}, which is not installed. Install brooq-sa[asyncio]."
         ) from error
-    return sqlite.configure(made) if engine.dialect.name == "sqlite" else made  # type: ignore[no-any-return]
+    return sqlite.configure(made) if engine.dialect.name == "sqlite" else made
 
 
 def _check(url: URL) -> None:
@@ -70,7 +70,7 @@ def _check(url: URL) -> None:
 def sibling(engine: Engine) -> Engine:
     """An engine with a pool of its own, made like that of `engine`; on SQLite, set up for jobs."""
     twin = Engine(engine.pool.recreate(), engine.dialect, engine.url)
-    return sqlite.configure(twin) if twin.dialect.name == "sqlite" else twin  # type: ignore[no-any-return]
+    return sqlite.configure(twin) if twin.dialect.name == "sqlite" else twin
 
 
 class Reserved:

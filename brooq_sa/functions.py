@@ -50,7 +50,7 @@ class Instant(TypeDecorator[datetime]):
         value = value.astimezone(UTC)
         return value.strftime("%Y-%m-%d %H:%M:%S.%f") if is_sqlite(dialect) else value
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - its signature
         if value is None:
             return None
         parsed = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -58,13 +58,13 @@ class Instant(TypeDecorator[datetime]):
 
 
 class Payload(TypeDecorator[Any]):
-    """A JSON value: ``jsonb`` on PostgreSQL; on SQLite text, since a column declared JSON would turn "1" into a number."""
+    """A JSON value: ``jsonb`` on PostgreSQL; text on SQLite, where a column declared JSON would turn "1" into 1."""
 
     impl = JSON
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(Text() if is_sqlite(dialect) else JSONB(none_as_null=False))
+        return dialect.type_descriptor(Text() if is_sqlite(dialect) else JSONB())
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return json.dumps(value, allow_nan=False) if is_sqlite(dialect) else value
@@ -164,7 +164,7 @@ class _Condition(FunctionElement[bool]):
     type = Boolean()
     inherit_cache = True
 
-    def self_group(self, against: Any = None) -> Any:
+    def self_group(self, against: Any = None) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
         return self
 
 

@@ -19,6 +19,7 @@ topic; it passes fields and options on.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
@@ -27,7 +28,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, o
 
 import msgspec
 from sqlalchemy import MetaData, Table
-from sqlalchemy.exc import InvalidRequestError
 
 from .exc import DeclarationError, OptionError
 from .kinds import Kind, KindOptions, Registry, check_topic, described, read_options
@@ -106,7 +106,7 @@ class JobBase:
         """
         kind = cls.__dict__.get("__kind__")
         if kind is None:
-            raise DeclarationError(f"Job class {described(cls)} has no topic of its own, so there is nothing to handle.")
+            raise DeclarationError(f"Job class {described(cls)} has no topic of its own, so nothing to handle.")
         if not callable(function):
             raise DeclarationError(f"The handler of topic {kind.topic!r} is {function!r}, which cannot be called.")
         if kind.handler is not None:
@@ -146,7 +146,9 @@ def _table_in(metadata: MetaData, name: str, schema: str | None) -> Table:
     if existing is None:
         return job_table(metadata, name, schema)
     if not existing.info.get("brooq"):
-        raise OptionError(f"metadata has a table {existing.fullname!r} already. Give the base another table_name= or schema=.")
+        raise OptionError(
+            f"metadata has a table {existing.fullname!r} already. Give the base another table_name= or schema=."
+        )
     return existing
 
 
@@ -166,7 +168,7 @@ def _make_job_class(cls: type[JobBase], options: dict[str, Any]) -> None:
             raise OptionError(f"It is abstract and has topic {topic!r}. Leave one of them out.")
         return
     if topic is None:
-        raise OptionError("It has no topic. Give it one, topic='email.send', or abstract=True if others derive from it.")
+        raise OptionError("It has no topic. Give it topic='email.send', or abstract=True if others derive from it.")
     kind = Kind(check_topic(topic), cls, cls.__options__)
     if callable(run := getattr(cls, "run", None)):
         kind.handler = run
@@ -176,7 +178,7 @@ def _make_job_class(cls: type[JobBase], options: dict[str, Any]) -> None:
 
 
 def _refuse_mutable_defaults(cls: type[JobBase]) -> None:
-    for name in cls.__dict__.get("__annotations__", None) or typing.cast(dict[str, Any], getattr(cls, "__annotations__", {})):
+    for name in inspect.get_annotations(cls):
         default = cls.__dict__.get(name)
         if isinstance(default, list | dict | set | bytearray):
             raise OptionError(

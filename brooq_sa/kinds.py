@@ -73,7 +73,8 @@ class KindOptions:
         Where a setting then breaks a rule against an option (a timeout above the longest execution, say), the option
         stands and the setting gives way.
         """
-        longest_run = self.max_execution_timeout or max(settings.max_execution_timeout, self.attempt_timeout or timedelta(0))
+        attempt_timeout = self.attempt_timeout or timedelta(0)
+        longest_run = self.max_execution_timeout or max(settings.max_execution_timeout, attempt_timeout)
         longest_wait = settings.backoff_max if self.backoff_max is None else self.backoff_max
         if self.backoff_max is None and self.backoff_base is not None:
             longest_wait = max(longest_wait, self.backoff_base)
@@ -100,7 +101,9 @@ def read_options(given: Mapping[str, Any], inherited: KindOptions) -> KindOption
     options = dataclasses.replace(inherited, **values)
     timeout, ceiling = options.attempt_timeout, options.max_execution_timeout
     if timeout and ceiling and timeout > ceiling:
-        raise OptionError(f"attempt_timeout {timeout} is above max_execution_timeout {ceiling}. Lower the one or raise the other.")
+        raise OptionError(
+            f"attempt_timeout {timeout} is above max_execution_timeout {ceiling}. Lower the one or raise the other."
+        )
     base, longest = options.backoff_base, options.backoff_max
     if base and longest is not None and base > longest:
         raise OptionError(f"backoff_base {base} is above backoff_max {longest}. Lower the one or raise the other.")

@@ -64,7 +64,7 @@ class Codec:
             _refuse_unfit(plain, MAX_DEPTH)
             text = msgspec.json.encode(plain).decode()
             if len(text) > MAX_BYTES:
-                raise _Fault(f"{len(text):,} bytes of JSON, and {MAX_BYTES:,} is the most: store it elsewhere and enqueue where")
+                raise _Fault(f"{len(text):,} bytes of JSON, of at most {MAX_BYTES:,}: store it, and enqueue where")
             _refuse_changed(value, self._decoder.decode(text))
         except _Fault as fault:
             path = "$" + "".join(reversed(fault.path))
@@ -106,7 +106,8 @@ class RawCodec:
         if isinstance(value, bytes | bytearray | memoryview):
             return self._codec.encode({BYTES_KEY: base64.b64encode(value).decode()})
         if _is_wrapped(value):
-            raise PayloadError(self._codec.topic, "$", f"an object whose only key is {BYTES_KEY!r} stands for bytes: give bytes")
+            rule = f"an object whose only key is {BYTES_KEY!r} stands for bytes: give bytes"
+            raise PayloadError(self._codec.topic, "$", rule)
         return self._codec.encode(value)
 
     def decode(self, text: str) -> Any:

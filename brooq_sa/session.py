@@ -29,8 +29,8 @@ from .jobs import JobBase, NewJob, RawJob, encode, table_of
 from .kinds import MAX_DURATION, check_integer
 from .schema import EARLIEST, LATEST, PRIORITIES
 from .sqlite import check_transaction
-from .states import CancelResult, Enqueued, RetryResult
 from .statements import enqueue as statements
+from .states import CancelResult, Enqueued, RetryResult
 from .store import JobStore
 
 if TYPE_CHECKING:
@@ -164,10 +164,12 @@ def cancel(session: Any, base: type[JobBase], job_id: uuid.UUID) -> CancelResult
     """Cancel a job, in the caller's transaction.
 
     Returns:
-        What it did: CANCELED while it waited; TOLD_TO_STOP while it ran (its worker hears of it with the next heartbeat,
-        and writes nothing); TOO_LATE, it had finished; NOT_FOUND.
+        What it did: CANCELED while it waited; TOLD_TO_STOP while it ran (its worker hears of it with the next
+        heartbeat, and writes nothing); TOO_LATE, it had finished; NOT_FOUND.
     """
-    return _operate(session, base, lambda store, connection: store.cancel(connection, job_id))
+    answer: CancelResult | Awaitable[CancelResult]
+    answer = _operate(session, base, lambda store, connection: store.cancel(connection, job_id))
+    return answer
 
 
 @overload
@@ -182,7 +184,9 @@ def retry(session: Any, base: type[JobBase], job_id: uuid.UUID) -> RetryResult |
     Returns:
         What it did: RETRIED; NOT_NEEDED, it is pending or running; REFUSED, it is done; NOT_FOUND.
     """
-    return _operate(session, base, lambda store, connection: store.retry(connection, job_id))
+    answer: RetryResult | Awaitable[RetryResult]
+    answer = _operate(session, base, lambda store, connection: store.retry(connection, job_id))
+    return answer
 
 
 class EnqueueMixin:
@@ -342,7 +346,7 @@ def _check_key(value: object) -> str | None:
         raise OptionError(f"key is {value!r}. Give a string.")
     if len(value) > MAX_KEY:
         raise OptionError(f"key {value[:60]!r}... has {len(value):,} characters. Give {MAX_KEY:,} at the most.")
-    if "\0" in value or not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
+    if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
         raise OptionError(f"key {value!r} has a NUL or a lone surrogate, which the database cannot store.")
     return value or None
 

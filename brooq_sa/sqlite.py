@@ -7,8 +7,8 @@ between, whatever the busy timeout is. `configure` prevents both: SQLAlchemy beg
 IMMEDIATE (the first is the recipe of SQLAlchemy's documentation of the dialect, "Serializable isolation / Savepoints /
 Transactional DDL").
 
-Durability is SQLite's default (``synchronous=FULL``). ``PRAGMA synchronous=NORMAL`` is faster and survives a crash of the
-process, but a power cut may take the last commits with it; it is the user's to choose.
+Durability is SQLite's default (``synchronous=FULL``). ``PRAGMA synchronous=NORMAL`` is faster and survives a crash of
+the process, but a power cut may take the last commits with it; it is the user's to choose.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def configure(engine: Any, *, busy_timeout: timedelta = BUSY_TIMEOUT) -> Any:
         return engine
     milliseconds = int(busy_timeout.total_seconds() * 1000)
 
-    def take_over(dbapi_connection: Any, record: Any) -> None:
+    def take_over(dbapi_connection: Any, _record: Any) -> None:
         dbapi_connection.isolation_level = None
         cursor = dbapi_connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {milliseconds}")

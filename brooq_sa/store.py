@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Executable, Table
 
 from .schema import PRIORITIES
-from .states import CancelResult, RetryResult, State
 from .statements import claim, lease, operate, settle, upkeep
+from .states import CancelResult, RetryResult, State
 
 Holding = tuple[uuid.UUID, int]
 """A job's id and the attempt that holds it: what a fence is about."""
@@ -174,9 +174,7 @@ class JobStore:
         missing = set(held) - renewed
         return Renewal(renewed, *self._look(connection, worker, missing)) if missing else Renewal(renewed, set(), set())
 
-    def _look(
-        self, connection: Connection, worker: str, missing: set[Holding]
-    ) -> tuple[set[Holding], set[Holding]]:
+    def _look(self, connection: Connection, worker: str, missing: set[Holding]) -> tuple[set[Holding], set[Holding]]:
         """Of the holdings that were not renewed: those still held, and those whose job has been canceled."""
         kept, canceled = set(), set()
         for job_id, attempts, state, holder in connection.execute(

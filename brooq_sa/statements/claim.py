@@ -100,7 +100,9 @@ def _priorities(job: Table, want: Any) -> Any:
         .order_by(ready.c.priority)
         .limit(literal_column("1"))
     )
-    level = select(smallest.correlate(want).scalar_subquery().label("priority")).cte("level", recursive=True, nesting=True)
+    level = select(smallest.correlate(want).scalar_subquery().label("priority")).cte(
+        "level", recursive=True, nesting=True
+    )
     following = smallest.where(ready.c.priority > level.c.priority).correlate(want, level).scalar_subquery()
     return level.union_all(select(following).where(level.c.priority.is_not(None)))
 
@@ -109,7 +111,9 @@ def _priorities(job: Table, want: Any) -> Any:
 def next_priority(job: Table) -> Select[Any]:
     """The smallest priority above `above` among the topic's ready jobs; NULL if there is none."""
     return select(func.min(job.c.priority)).where(
-        job.c.topic == bindparam("of_topic", type_=Text()), is_ready(job), job.c.priority > bindparam("above", type_=Integer())
+        job.c.topic == bindparam("of_topic", type_=Text()),
+        is_ready(job),
+        job.c.priority > bindparam("above", type_=Integer()),
     )
 
 
@@ -135,7 +139,10 @@ def _take(job: Table) -> Update:
     return update(job).values(
         state=literal_state(State.PROCESSING),
         # An operator may have left any number in a row; one that overflowed here would fail every claim it is in.
-        attempts=case((job.c.attempts < literal_column(str(ATTEMPTS_CEILING)), job.c.attempts + literal_column("1")), else_=job.c.attempts),
+        attempts=case(
+            (job.c.attempts < literal_column(str(ATTEMPTS_CEILING)), job.c.attempts + literal_column("1")),
+            else_=job.c.attempts,
+        ),
         locked_by=bindparam("worker", type_=Text()),
         locked_until=now_plus(bindparam("lease", type_=Float())),
         updated_at=now(),
@@ -143,7 +150,7 @@ def _take(job: Table) -> Update:
 
 
 def returned(job: Table) -> list[ColumnElement[Any]]:
-    """The columns of a claimed job, in the order of `brooq_sa.store.Claimed`: no instants, which may not fit Python's."""
+    """The columns of a claimed job, in the order of `brooq_sa.store.Claimed`."""
     return [
         job.c.id,
         job.c.topic,

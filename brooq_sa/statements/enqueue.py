@@ -5,7 +5,19 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Double, Executable, Insert, Select, SmallInteger, Table, Text, Uuid, bindparam, column, func, select
+from sqlalchemy import (
+    Double,
+    Insert,
+    Select,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+    bindparam,
+    column,
+    func,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..functions import Instant, json_parsed, now_plus
@@ -33,7 +45,7 @@ def insert_job(job: Table) -> Insert:
 
 
 @cache
-def insert_keyed_job(job: Table, dialect: str) -> Executable:
+def insert_keyed_job(job: Table, dialect: str) -> Any:
     """Put one job unless its topic and key are taken; yields its id if it was put.
 
     A key that another transaction has inserted and not committed is waited for. DO NOTHING leaves no dead row and
@@ -64,7 +76,7 @@ def insert_jobs_singly(job: Table) -> Insert:
 
 
 @cache
-def insert_jobs(job: Table, *, keyed: bool) -> Executable:
+def insert_jobs(job: Table, *, keyed: bool) -> Any:
     """Put many jobs, on PostgreSQL, from one JSON parameter; if keyed, yields the ids of those that were put."""
     rows = (
         func.jsonb_to_recordset(json_parsed(bindparam("rows", type_=Text())))

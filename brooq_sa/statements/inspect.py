@@ -66,7 +66,9 @@ def lags(job: Table) -> Select[Any]:
 @cache
 def leases(job: Table) -> Select[Any]:
     """For each worker that holds jobs: its name, how many, and how many of their leases have run out."""
-    lapsed = func.sum(case((job.c.locked_until < now(), literal_column("1")), else_=literal_column("0")), type_=Integer()).label("lapsed")
+    lapsed = func.sum(
+        case((job.c.locked_until < now(), literal_column("1")), else_=literal_column("0")), type_=Integer()
+    ).label("lapsed")
     return (
         select(job.c.locked_by.label("worker"), func.count().label("jobs"), lapsed)
         .where(is_processing(job))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-
 from typing import Any
 
 from sqlalchemy import BigInteger, Executable, Float, ScalarSelect, Table, bindparam, delete, not_, select, update
@@ -40,8 +39,8 @@ def reap(job: Table) -> Executable:
 def purge(job: Table) -> Executable:
     """Delete up to `limit` terminal jobs older than `ttl` seconds, oldest first; yields their topics.
 
-    The guard that is repeated outside the sub-select says "not active". "Terminal" would imply the predicate of the index
-    on finished jobs, and a planner that believes there are none walks all of that index.
+    The guard that is repeated outside the sub-select says "not active". "Terminal" would imply the predicate of the
+    index on finished jobs, and a planner that believes there are none walks all of that index.
     """
     old = (
         select(job.c.id)

@@ -30,7 +30,8 @@ class Upkeep:
 
     def add(self, work: Callable[[], object], period: timedelta) -> None:
         # The first time comes at random within the period, so that workers started together do not stay in step.
-        self._chores.append(Chore(work, period, time.monotonic() + random.uniform(0, period.total_seconds())))
+        delay = random.uniform(0, period.total_seconds())  # noqa: S311 - no secret
+        self._chores.append(Chore(work, period, time.monotonic() + delay))
 
     def turn(self) -> float:
         for chore in self._chores:

@@ -67,7 +67,7 @@ def run(assignment: Assignment, redact: Redact | None) -> Finished:
         _refuse_awaitable(_handler(assignment)(job, claim), assignment.kind)
         is_written = claim._complete()
         outcome: Outcome | None = done(claim._holding)
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: they end an attempt, not the worker
+    except BaseException as error:  # noqa: BLE001 - SystemExit too ends an attempt, and not the worker
         outcome = _outcome_of(error, assignment, redact)
     _close(claim)
     return Finished(claim, outcome, _elapsed(assignment), is_written)
@@ -83,7 +83,7 @@ async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
         await _handler(assignment)(job, claim)
         is_written = await claim._complete()
         outcome: Outcome | None = done(claim._holding)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - as above
         outcome = _outcome_of(error, assignment, redact)
     await _close_async(claim)
     return Finished(claim, outcome, _elapsed(assignment), is_written)
@@ -139,7 +139,7 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
 def _close(claim: Claim) -> None:
     try:
         claim._close()
-    except Exception:
+    except Exception:  # noqa: BLE001 - a session of the user's may raise anything
         get_logger().warning("session_not_closed", job_id=str(claim.id), topic=claim.topic, exc_info=True)
 
 
@@ -147,7 +147,7 @@ async def _close_async(claim: AsyncClaim) -> None:
     # Shielded: a second cancellation must not leave a connection checked out.
     try:
         await asyncio.shield(claim._close())
-    except (Exception, asyncio.CancelledError):
+    except (Exception, asyncio.CancelledError):  # noqa: BLE001 - as above
         get_logger().warning("session_not_closed", job_id=str(claim.id), topic=claim.topic, exc_info=True)
 
 

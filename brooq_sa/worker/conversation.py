@@ -189,7 +189,7 @@ class Conversation:
         try:
             written = self._write(unwritten)
         except DBAPIError as error:
-            if error.connection_invalidated or len(unwritten) == 1 and not _is_refused(error):
+            if error.connection_invalidated:
                 raise
             self._settle_singly(left)
             return
@@ -223,8 +223,8 @@ class Conversation:
         except (StatementError, ValueError) as error:
             if finished.outcome.error is None or not _is_refused(error):
                 raise
-            get_logger().error("error_text_refused", error=str(error), **_bound(finished))
-        reason = f"(the database refused the text of the error: {type(error).__name__})"
+            get_logger().exception("error_text_refused", **_bound(finished))
+            reason = f"(the database refused the text of the error: {type(error).__name__})"
         plain = dataclasses.replace(finished.outcome, error=reason)
         return self._write([dataclasses.replace(finished, outcome=plain)])
 
@@ -262,7 +262,7 @@ class Conversation:
             )
         if claimed:
             self._begin(claimed, asked_at)
-        pause = 0.0 if claimed else self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0)
+        pause = 0.0 if claimed else self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
         with self._changed:
             self._next_claim = time.monotonic() + pause if pause else 0.0
 

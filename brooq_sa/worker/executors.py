@@ -71,15 +71,14 @@ class LoopExecutor:
         self._thread: threading.Thread | None = None
 
     def submit(self, assignments: Sequence[Assignment]) -> None:
-        if self._loop is None:
-            self._start()
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._begin, list(assignments))
+        loop = self._loop or self._start()
+        loop.call_soon_threadsafe(self._begin, list(assignments))
 
-    def _start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="brooq-event-loop", daemon=True)
+    def _start(self) -> asyncio.AbstractEventLoop:
+        self._loop = loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, args=(loop,), name="brooq-event-loop", daemon=True)
         self._thread.start()
+        return loop
 
     @staticmethod
     def _serve(loop: asyncio.AbstractEventLoop) -> None:

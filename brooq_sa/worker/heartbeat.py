@@ -25,7 +25,9 @@ from .held import Held
 class Heartbeat:
     """Renews leases; `turn` is one beat."""
 
-    def __init__(self, store: JobStore, reserved: Reserved, settings: WorkerSettings, *, worker: str, held: Held) -> None:
+    def __init__(
+        self, store: JobStore, reserved: Reserved, settings: WorkerSettings, *, worker: str, held: Held
+    ) -> None:
         self._store = store
         self._reserved = reserved
         self._lease = settings.lease

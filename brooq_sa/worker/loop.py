@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -59,9 +58,9 @@ class Loop:
                 pause = self._turn()
                 failures = 0
                 self._recovered()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
                 failures += 1
-                pause = backoff(failures, FIRST_PAUSE, LONGEST_PAUSE, uniform=random.uniform).total_seconds()
+                pause = backoff(failures, FIRST_PAUSE, LONGEST_PAUSE).total_seconds()
                 self._failed(error, pause)
             self._woken.wait(pause)
             self._woken.clear()
@@ -70,9 +69,7 @@ class Loop:
         # The stack is worth its lines once; after that the outage is known.
         exc_info = error if self.trouble is None else None
         self.trouble = f"{type(error).__name__}: {error}"
-        get_logger().error(
-            f"{self.name}_failed", error=self.trouble, next_try_in=round(pause, 3), exc_info=exc_info
-        )
+        get_logger().error(f"{self.name}_failed", error=self.trouble, next_try_in=round(pause, 3), exc_info=exc_info)
 
     def _recovered(self) -> None:
         if self.trouble is not None:

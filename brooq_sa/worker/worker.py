@@ -60,7 +60,7 @@ class Worker:
         name: the beginning of the worker's id; by default the host's name and the process's id.
         settings: all settings at once; by default the defaults.
         session_factory: makes the session of a ``def`` handler's claim; by default ``Session(engine)``.
-        async_session_factory: makes that of an ``async def`` handler's; by default an AsyncSession on the same database.
+        async_session_factory: makes that of an ``async def`` handler's; by default an AsyncSession on that database.
         redact: takes the secrets out of the text for ``last_error``.
         **changes: single settings by name, such as ``workers=4`` or ``lease="30s"``; see `WorkerSettings`.
 
@@ -141,9 +141,7 @@ class Worker:
             if self._was_started:
                 raise UsageError("This worker was started before. Make another one.")
             self._was_started = True
-        get_logger().info(
-            "worker_started", worker=self.id, topics=sorted(self._kinds), workers=self.settings.workers
-        )
+        get_logger().info("worker_started", worker=self.id, topics=sorted(self._kinds), workers=self.settings.workers)
         for loop in self._loops:
             loop.start()
 
