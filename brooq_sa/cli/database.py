@@ -1,11 +1,21 @@
-"""Database URLs as people write them."""
+"""Databases as people name them: by URL, written in more ways than SQLAlchemy takes."""
 
 from __future__ import annotations
 
-from sqlalchemy import URL, make_url
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from .failing import Failure, database_said, keep_secret
 
 PLAIN = ("postgres", "postgresql")
 BLOCKING = {"postgresql+asyncpg": "postgresql+psycopg", "sqlite+aiosqlite": "sqlite"}
+EXAMPLES = "Give one such as postgresql://user@host/name or sqlite:///jobs.db."
 
 
 def normalized_url(text: str) -> URL:
@@ -24,3 +34,80 @@ def blocking_url(text: str) -> URL:
     """`normalized_url`, with a driver that needs no event loop in place of one that does."""
     url = normalized_url(text)
     return url.set(drivername=BLOCKING.get(url.drivername, url.drivername))
+
+
+@contextmanager
+def opened(text: str) -> Iterator[Engine]:
+    """An engine, set up for jobs if it is on SQLite; what the database refuses inside becomes the command's error.
+
+    Raises:
+        click.BadParameter: it is no URL of a database that jobs live in.
+        Failure: the database refused, or its SQLite file is not there.
+    """
+    engine = _engine(readable_url(text))
+    try:
+        yield engine
+    except SQLAlchemyError as error:
+        raise Failure(f"{engine.url.render_as_string(hide_password=True)}: {database_said(error)}") from error
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def reading(engine: Engine, table: Table) -> Iterator[Connection]:
+    """A connection for SELECTs, which on SQLite waits for nobody; a missing table is explained."""
+    from brooq_sa.session import _explained
+
+    with engine.connect().execution_options(brooq_begin="DEFERRED") as connection, _explained(table):
+        yield connection
+
+
+@contextmanager
+def writing(engine: Engine, table: Table) -> Iterator[Connection]:
+    """A connection in a transaction, which is committed at the end; a missing table is explained."""
+    from brooq_sa.session import _explained
+
+    with engine.begin() as connection, _explained(table):
+        yield connection
+
+
+def readable_url(text: str) -> URL:
+    """`blocking_url` of what the user gave, whose password is from then on hidden in every message.
+
+    Raises:
+        click.BadParameter: it is no URL, or not that of a database that jobs live in.
+    """
+    try:
+        url = blocking_url(text)
+    except (ArgumentError, ValueError) as error:
+        # The text itself is not repeated: it may hold a password.
+        raise click.BadParameter(f"It is not a URL that can be read. {EXAMPLES}", param_hint="--url") from error
+    keep_secret(url.password)
+    keep_secret(url.query.get("password"))
+    if url.get_backend_name() not in ("postgresql", "sqlite"):
+        raise click.BadParameter(
+            f"Jobs live in PostgreSQL or SQLite, not in {url.get_backend_name()}. {EXAMPLES}", param_hint="--url"
+        )
+    return url
+
+
+def _engine(url: URL) -> Engine:
+    from brooq_sa import sqlite
+
+    if url.get_backend_name() == "sqlite":
+        _demand_file(url)
+    try:
+        engine = create_engine(url)
+    except (ArgumentError, NoSuchModuleError, ImportError, TypeError) as error:
+        raise click.BadParameter(f"{error}. {EXAMPLES}", param_hint="--url") from error
+    configured: Any = sqlite.configure(engine) if engine.dialect.name == "sqlite" else engine
+    return configured  # type: ignore[no-any-return]
+
+
+def _demand_file(url: URL) -> None:
+    """Refuse a file that is not there: SQLite would make an empty one of any name that is misspelt."""
+    name = url.database
+    if not name or name == ":memory:" or name.startswith("file:"):
+        raise click.BadParameter(f"It names no file, and others could not see the jobs. {EXAMPLES}", param_hint="--url")
+    if not Path(name).exists():
+        raise Failure(f"There is no file {name}. Make it and its job table: brooq-sa migrate upgrade --url {url}")

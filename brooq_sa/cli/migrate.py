@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from brooq_sa import migrations
 
 from .codes import DONE, NOT_NEWEST, REFUSED, Command
-from .database import EXAMPLES, _readable
+from .database import EXAMPLES, readable_url
 from .failing import Failure, database_said
 from .options import json_option, where
 from .printing import print_json
@@ -162,7 +162,7 @@ def _opened(url: str) -> Iterator[Engine]:
 
 def _engine(url: str) -> Engine:
     try:
-        return create_engine(_readable(url), poolclass=pool.NullPool)
+        return create_engine(readable_url(url), poolclass=pool.NullPool)
     except (ArgumentError, NoSuchModuleError, ImportError, TypeError) as error:
         raise click.BadParameter(f"{error}. {EXAMPLES}", param_hint="--url") from error
 

@@ -1,0 +1,88 @@
+"""The command ``brooq-sa``: one file for each group of commands, loaded when one of them is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from .failing import reported
+
+GROUPS = {
+    "Jobs": {
+        "enqueue": ("enqueue", "Put a job into the table."),
+        "worker": ("worker", "Run the jobs of a base until told to stop."),
+        "consume": ("consume", "Run a command for each job of some topics, one by one."),
+    },
+    "Looking and deciding": {
+        "jobs": ("look", "List jobs, the last changed first."),
+        "show": ("look", "Show all there is about one job."),
+        "stats": ("look", "Show how deep each topic is, and who holds what."),
+        "cancel": ("operate", "Cancel jobs, waiting or running."),
+        "retry": ("operate", "Send failed, dead or canceled jobs round again."),
+    },
+    "Setting up": {
+        "migrate": ("migrate", "Make, change and drop the job table."),
+        "demo": ("demo", "See it work: two workers, one of them killed, and not an effect lost or doubled."),
+    },
+}
+"""By heading: each command, the module that has it, and its help in a line, so that --help loads none of them."""
+
+COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
+
+
+class CommandLine(click.Group):
+    """Loads a command when it is used, and turns what goes wrong into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __name__)
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        width = max(map(len, COMMANDS))
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with reported(show_traceback=ctx.params["traceback"]):
+            return super().invoke(ctx)
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if reconfigure := getattr(stream, "reconfigure", None):
+                reconfigure(errors="backslashreplace")  # text that the terminal's encoding lacks is no reason to fail
+        return super().main(*arguments, **options)
+
+
+def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from brooq_sa import __version__
+
+        click.echo(f"brooq-sa {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--traceback", is_flag=True, envvar="BROOQ_TRACEBACK", show_envvar=True, help="Show where an error came from."
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
+def main(traceback: bool) -> None:
+    """A job queue in the database that SQLAlchemy already talks to.
+
+    Commands find the database by --url, the environment's DATABASE_URL, or that variable in a file .env of the current
+    folder. Modules of the current folder can be imported.
+
+    Exit codes: 0 done; 1 refused, not found, or failed; 2 wrong usage. `brooq-sa COMMAND --help` has the rest.
+    """

@@ -1,0 +1,92 @@
+"""The settings of `WorkerSettings` as options, for the commands that run jobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from brooq_sa.durations import format_duration
+from brooq_sa.settings import NAMES, VARIABLES, WorkerSettings, load_settings
+
+from .options import DOTENV
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SETTINGS = {
+    "workers": "How many jobs run at once.",
+    "poll_interval": "How long to wait before looking again after nothing was ready.",
+    "lease": "How long a claim holds without a heartbeat: the speed of recovery, no limit on run time.",
+    "attempt_timeout": "After how long an attempt is told to stop.",
+    "max_execution_timeout": "After how long its lease is no longer renewed.",
+    "backoff_base": "The longest delay after the first failure; it doubles with each further one.",
+    "backoff_max": "The longest delay after any failure.",
+    "max_attempts": "The attempt whose failure makes a job dead.",
+    "reaper_period": "Between looks for leases that ran out.",
+    "watchdog_grace": "How long a handler may outlive being told to stop before it counts as hung.",
+    "retention_ttl": "How long finished jobs are kept; 0s is for ever.",
+    "retention_batch": "How many of them are deleted in one transaction.",
+    "retention_period": "Between looks for those.",
+    "grace": "How long a stop waits for running jobs before it tells them to stop.",
+}
+"""The help of each setting; what is left open here is said in `WorkerSettings`."""
+
+COMPUTED = {
+    "reaper_period": "a quarter of the lease, at least 5s",
+    "watchdog_grace": "the lease",
+    "retention_period": "a 24th of the TTL, from 1m to 1h",
+}
+
+
+def settings_options(*, without: Collection[str] = ()) -> Callable[[F], F]:
+    """An option for each setting, whose values `read_settings` takes."""
+
+    def decorate(command: F) -> F:
+        for name in reversed([name for name in NAMES if name not in without]):
+            command = _option(name)(command)
+        return command
+
+    return decorate
+
+
+def read_settings(arguments: Mapping[str, object]) -> WorkerSettings:
+    """Settings from options, the environment and ``.env``.
+
+    Raises:
+        SettingsError: with every problem there is.
+    """
+    return load_settings(arguments, os.environ, DOTENV).settings
+
+
+def log_options(command: F) -> F:
+    """The options ``log_format`` and ``log_level``."""
+    for option in (
+        click.option(
+            "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+        ),
+        click.option(
+            "--log-format",
+            type=click.Choice(["console", "json"]),
+            help="[default: console on a terminal, json elsewhere]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _option(name: str) -> Callable[[F], F]:
+    note = f"{SETTINGS[name]}  [env var: {VARIABLES[name]}; default: {_default(name)}]"
+    return click.option(f"--{name.replace('_', '-')}", name, metavar=_metavar(name), help=note)
+
+
+def _default(name: str) -> str:
+    value = getattr(WorkerSettings, name)
+    if value is None:
+        return COMPUTED[name]
+    return str(value) if isinstance(value, int) else format_duration(value)
+
+
+def _metavar(name: str) -> str:
+    return "NUMBER" if isinstance(getattr(WorkerSettings, name), int) else "DURATION"
