@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from alembic.config import CommandLine, Config
 from sqlalchemy import Engine, create_engine
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -40,11 +42,22 @@ def empty(empty_url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-@pytest.fixture
-def alembic() -> Run:
-    """Runs Alembic's command in a folder; fails the test unless it ends as expected."""
+@dataclass
+class Ended:
+    """How a run of Alembic ended: zero or not, and all that it printed."""
 
-    def run(folder: Path, *arguments: str, url: str | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
+    code: int
+    output: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def alembic_command() -> Run:
+    """Runs ``alembic`` in a process of its own, as people do; fails the test unless it ends as expected."""
+
+    def run(folder: Path, *arguments: str, url: str | None = None, code: int = 0) -> Ended:
         environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
         if url is not None:
             environment["DATABASE_URL"] = url
@@ -54,10 +67,42 @@ def alembic() -> Run:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
-        assert (done.returncode != 0) == (code != 0), f"{arguments} ended with {done.returncode}:\n{done.stderr}"
-        return done
+        return _expected(Ended(done.returncode, done.stdout + done.stderr), code, arguments)
 
     return run
+
+
+@pytest.fixture
+def alembic(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`alembic_command` in this process, which takes a tenth of the time."""
+
+    def run(folder: Path, *arguments: str, url: str | None = None, code: int = 0) -> Ended:
+        options = CommandLine().parser.parse_args(arguments)
+        command, positional, named = options.cmd
+        printed = io.StringIO()
+        config = Config(str(folder / "alembic.ini"), stdout=printed, cmd_opts=options)
+        with monkeypatch.context() as patch, redirect_stdout(printed):
+            patch.chdir(folder)
+            patch.setattr(sys, "path", [*sys.path])
+            patch.delenv("DATABASE_URL", raising=False)
+            if url is not None:
+                patch.setenv("DATABASE_URL", url)
+            try:
+                command(
+                    config,
+                    *[getattr(options, name, None) for name in positional],
+                    **{name: getattr(options, name, None) for name in named},
+                )
+            except Exception as error:
+                return _expected(Ended(1, f"{printed.getvalue()}{error}"), code, arguments)
+        return _expected(Ended(0, printed.getvalue()), code, arguments)
+
+    return run
+
+
+def _expected(ended: Ended, code: int, arguments: tuple[str, ...]) -> Ended:
+    assert (ended.code != 0) == (code != 0), f"{arguments} ended with {ended.code}:\n{ended.output}"
+    return ended

@@ -47,16 +47,21 @@ def clone(tmp_path: Path) -> Path:
 
 
 def test_repository_up_and_down(
-    clone: Path, empty: Engine, empty_url: str, alembic: Run, as_made_by_upgrade: dict[str, object]
+    clone: Path,
+    empty: Engine,
+    empty_url: str,
+    alembic: Run,
+    alembic_command: Run,
+    as_made_by_upgrade: dict[str, object],
 ) -> None:
     """From a clone the branch goes up, shows itself, agrees with the Core table, and goes down (M1)."""
     url = empty_url.replace("+psycopg", "")  # psycopg is chosen
-    assert alembic(clone, "current", url=url).stdout == ""
-    alembic(clone, "upgrade", "brooq@head", url=url)
+    assert "brooq" not in alembic(clone, "current", url=url).output
+    alembic_command(clone, "upgrade", "brooq@head", url=url)
     assert describe(empty) == as_made_by_upgrade
-    assert "brooq_0001 (head)" in alembic(clone, "current", url=url).stdout
-    assert "brooq_0001 (brooq) (head)" in alembic(clone, "history", url=url).stdout
-    assert "No new upgrade operations" in alembic(clone, "check", url=url).stdout
+    assert "brooq_0001 (head)" in alembic(clone, "current", url=url).output
+    assert "brooq_0001 (brooq) (head)" in alembic(clone, "history", url=url).output
+    assert "No new upgrade operations" in alembic(clone, "check", url=url).output
     alembic(clone, "downgrade", "brooq@base", url=url)
     assert tables(empty) == ["alembic_version"]
 
@@ -65,7 +70,7 @@ def test_repository_takes_options(clone: Path, empty_pg_url: str, alembic: Run) 
     """With another table and schema the branch goes up there, and agrees with the Core table there (M3, M4)."""
     options = ("-x", "brooq_schema=queue", "-x", "brooq_table=background_job", "-x", f"url={empty_pg_url}")
     alembic(clone, *options, "upgrade", "brooq@head")
-    assert "No new upgrade operations" in alembic(clone, *options, "check").stdout
+    assert "No new upgrade operations" in alembic(clone, *options, "check").output
     engine = create_engine(empty_pg_url)
     assert inspect(engine).get_table_names(schema="queue") == ["background_job"]
     engine.dispose()
@@ -74,30 +79,31 @@ def test_repository_takes_options(clone: Path, empty_pg_url: str, alembic: Run) 
 def test_repository_prints_sql(clone: Path, alembic: Run) -> None:
     """Offline mode prints both directions for a database that cannot be reached (M1)."""
     url = "postgresql://nobody@127.0.0.1:1/none"
-    assert 'CREATE TABLE "job"' in alembic(clone, "upgrade", "brooq@head", "--sql", url=url).stdout
-    assert 'DROP TABLE "job"' in alembic(clone, "downgrade", "brooq@head:brooq@base", "--sql", url=url).stdout
+    assert 'CREATE TABLE "job"' in alembic(clone, "upgrade", "brooq@head", "--sql", url=url).output
+    assert 'DROP TABLE "job"' in alembic(clone, "downgrade", "brooq@head:brooq@base", "--sql", url=url).output
 
 
-def test_repository_has_a_default_database(clone: Path, alembic: Run) -> None:
+def test_repository_has_a_default_database(clone: Path, alembic_command: Run) -> None:
     """Without DATABASE_URL it is a SQLite file beside alembic.ini."""
-    alembic(clone, "upgrade", "brooq@head")
+    alembic_command(clone, "upgrade", "brooq@head")
     engine = create_engine(f"sqlite:///{clone / 'brooq.db'}")
     assert tables(engine) == ["alembic_version", "job"]
     engine.dispose()
 
 
-def test_misspelt_option_is_one_line(clone: Path, alembic: Run) -> None:
+def test_misspelt_option_is_one_line(clone: Path, alembic_command: Run) -> None:
     """A refusal is a line of text, not a traceback (M3)."""
-    failed = alembic(clone, "-x", "brooq_shema=queue", "upgrade", "brooq@head", code=1)
-    assert "brooq_shema: no such option" in failed.stdout + failed.stderr
-    assert "Traceback" not in failed.stderr
+    failed = alembic_command(clone, "-x", "brooq_shema=queue", "upgrade", "brooq@head", code=1)
+    assert "brooq_shema: no such option" in failed.output
+    assert "Traceback" not in failed.output
 
 
 ENVIRONMENT = """\
 from alembic import context
 from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
-engine = create_engine(context.config.get_main_option("sqlalchemy.url"))
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"), poolclass=NullPool)
 with engine.connect() as connection:
     context.configure(connection=connection)
     with context.begin_transaction():
@@ -163,7 +169,7 @@ def test_branches_side_by_side(
 
     alembic(project.folder, "upgrade", "heads")
     assert tables(empty) == ["alembic_version", "job", "orders"]
-    shown = alembic(project.folder, "current").stdout
+    shown = alembic(project.folder, "current").output
     assert "brooq_0001 (head)" in shown
     assert "app_0001 (head)" in shown
 
@@ -189,7 +195,7 @@ def test_foreign_table_in_the_projects_database(project: Project, empty: Engine,
     with empty.begin() as connection:
         connection.execute(text("CREATE TABLE job (title TEXT)"))
     failed = alembic(project.folder, "upgrade", "brooq@head", code=1)
-    assert "brooq_table in alembic.ini" in failed.stdout + failed.stderr
+    assert "brooq_table in alembic.ini" in failed.output
     assert [column["name"] for column in inspect(empty).get_columns("job")] == ["title"]
 
 
@@ -222,11 +228,12 @@ def test_separator_that_hides_the_branch(project: Project, monkeypatch: pytest.M
 COMPARING = """\
 from alembic import context
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
+from sqlalchemy.pool import NullPool
 
 metadata = MetaData()
 Table("orders", metadata, Column("id", Integer, primary_key=True))
 {more}
-engine = create_engine(context.config.get_main_option("sqlalchemy.url"))
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"), poolclass=NullPool)
 with engine.connect() as connection:
     context.configure(connection=connection, target_metadata=metadata, include_name=include_name)
     with context.begin_transaction():
@@ -251,13 +258,13 @@ def test_autogenerate_leaves_the_queue_alone(project: Project, empty: Engine, al
     """With the table in the consumer's MetaData or with the filter, only their own changes are seen (M4)."""
     (project.folder / "migrations" / "env.py").write_text(COMPARING.format(more=more), encoding="utf-8")
     alembic(project.folder, "upgrade", "heads")
-    assert "No new upgrade operations" in alembic(project.folder, "check").stdout
+    assert "No new upgrade operations" in alembic(project.folder, "check").output
 
     with empty.begin() as connection:
         connection.execute(text("CREATE TABLE forgotten (x INTEGER)"))
     changed = alembic(project.folder, "check", code=1)
-    assert "forgotten" in changed.stdout + changed.stderr
-    assert "job" not in changed.stdout + changed.stderr
+    assert "forgotten" in changed.output
+    assert "job" not in changed.output
 
 
 STEP = """\
@@ -309,4 +316,4 @@ def test_step_that_does_not_exist(project: Project, alembic: Run) -> None:
     project.configure("path_separator = os\n")
     project.revise("app_0002", STEP.format(where="").replace("brooq_0001", "brooq_1000"))
     failed = alembic(project.folder, "upgrade", "head", code=1)
-    assert "brooq_1000" in failed.stdout + failed.stderr
+    assert "brooq_1000" in failed.output
