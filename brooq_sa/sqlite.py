@@ -80,6 +80,8 @@ def check_transaction(connection: Connection) -> None:
     """
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return  # the caller asked for it
+    if not connection.in_transaction():
+        connection.begin()  # as its first statement would do by itself
     driver_connection = connection.connection.dbapi_connection
     if getattr(driver_connection, "autocommit", None) is False:
         return  # PEP 249 transactions, from Python 3.12 on
