@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from brooq_sa import failure
 from brooq_sa.exc import CancelJob, PreserveAttempt, RetryAfter, Signal
 from brooq_sa.failure import clean_text, describe, signal_in
+from databases import Database
 
 
 def raised(exception: BaseException) -> BaseException:
@@ -104,6 +105,14 @@ def test_cleaned_text_is_storable_and_short(text: str, limit: int) -> None:
     assert len(cleaned) <= limit
     if is_storable(text) and len(text) <= limit:
         assert cleaned == text
+
+
+def test_databases_store_the_text_as_it_is(db: Database) -> None:
+    """What comes out of the worst characters goes into last_error and comes back the same (R3)."""
+    worst = "".join(map(chr, range(256))) + "\ud800\udfff\ud83d\ude00\uffff\U0010ffff\N{RIGHT-TO-LEFT OVERRIDE}"
+    text = describe(raised(ValueError(worst)))
+    db.execute("INSERT INTO job (topic, payload, last_error) VALUES ('a.topic', '{}', :text)", text=text)
+    assert db.row()["last_error"] == text
 
 
 @pytest.mark.parametrize("character", ["x", "\0", "\ud800", "\n"])
