@@ -18,6 +18,8 @@ LAST_FRAMES = 12
 """How many frames of a traceback are kept. The failure is at its end."""
 LINKS = 5
 """How many exceptions of a chain are described, the raised one first."""
+NOTES = 5
+"""How many notes of an exception are kept."""
 MEMBERS = 10
 """How many exceptions of a group are named."""
 NESTING = 3
@@ -78,15 +80,22 @@ def _message(exception: BaseException) -> str:
 
 
 def _details(exception: BaseException) -> Iterator[str]:
-    """The frames of the exception and the members of a group; then headline and frames of each cause."""
+    """The exception's notes, the members of a group and the frames; then the same of each cause, after its headline."""
     for number, link in enumerate(_links(exception, _cause_or_context)):
         if number == LINKS:
             yield "Caused by more exceptions, left out here."
             return
         if number:
             yield f"Caused by {_headline(link)}"
+        yield from _notes(link)
         yield from _members(link)
         yield from _frames(link.__traceback__)
+
+
+def _notes(exception: BaseException) -> list[str]:
+    """What `add_note` added, as long as nobody put anything else there."""
+    notes = getattr(exception, "__notes__", None)
+    return [note for note in notes[:NOTES] if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def _members(exception: BaseException, depth: int = 1) -> Iterator[str]:
@@ -105,8 +114,11 @@ def _frames(trace: TracebackType | None) -> Iterator[str]:
         trace = trace.tb_next
     if trace is None:
         return
-    frames = traceback.StackSummary.extract(traceback.walk_tb(trace), limit=-LAST_FRAMES)
-    yield "Traceback (most recent call last):\n" + "".join(frames.format()).rstrip("\n")
+    try:
+        frames = traceback.StackSummary.extract(traceback.walk_tb(trace), limit=-LAST_FRAMES)
+        yield "Traceback (most recent call last):\n" + "".join(frames.format()).rstrip("\n")
+    except Exception as error:  # noqa: BLE001 - source lines come from a module's own loader
+        yield f"No traceback: its source could not be read, {type(error).__name__}"
 
 
 def _links(

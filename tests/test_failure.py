@@ -208,6 +208,29 @@ def test_members_of_groups_are_named() -> None:
     assert many.endswith(f"  - ValueError: {failure.MEMBERS - 1}\n  - and {1_000 - failure.MEMBERS} more")
 
 
+def test_notes_follow_the_message() -> None:
+    """What was added to the exception by add_note is kept, and whatever else stands in its place is not (R3)."""
+    noted = ValueError("bad")
+    noted.add_note("while reading order 5")
+    assert describe(noted) == "ValueError: bad\nwhile reading order 5"
+    noted.__notes__ = 5  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    assert describe(noted) == "ValueError: bad"
+
+
+class BrokenLoader:
+    def get_source(self, name: str) -> str:
+        raise RuntimeError("no source today")
+
+
+def test_a_loader_that_fails_costs_the_frames_alone() -> None:
+    """A module whose loader cannot show its source leaves a failure without frames, and no further one (R4)."""
+    code = compile("raise ValueError('bad')", "/no/such/file.py", "exec")
+    with pytest.raises(ValueError, match="bad") as caught:
+        exec(code, {"__loader__": BrokenLoader(), "__name__": "broken"})
+    text = describe(caught.value)
+    assert text == "ValueError: bad\nNo traceback: its source could not be read, RuntimeError"
+
+
 def test_a_hook_redacts_every_part() -> None:
     """The redacting hook sees message, frames and causes, and what it takes out is in none of them (R3)."""
     secret = "s3cr3t"  # the source line of this very frame holds it as well
