@@ -1,18 +1,24 @@
 """The sibling engines that a worker needs beside the user's own.
 
 Claiming, settling and renewing must not wait for a connection that handlers have taken, so each of them has one set
-apart: a pool made like the user's (same creator, same arguments, same listeners), which holds that connection alone.
+apart: a pool made like the user's (same creator, same arguments, same listeners to new connections), which holds that
+connection alone.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 
 from . import sqlite
 from .exc import UsageError
@@ -22,6 +28,12 @@ if TYPE_CHECKING:
 
 _SYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite"}
 _ASYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+aiosqlite"}
+
+LOCK_TIMEOUT = "500ms"
+"""How long a statement of the worker waits on PostgreSQL for a row that somebody has locked, at the most.
+
+Outcomes share statements, so that one locked row holds up all the others for as long.
+"""
 
 
 def sync_engine(engine: Engine | AsyncEngine) -> Engine:
@@ -41,36 +53,84 @@ def sync_engine(engine: Engine | AsyncEngine) -> Engine:
 
 
 def async_engine(engine: Engine | AsyncEngine) -> AsyncEngine:
-    """The engine itself, or for an Engine an async one on the same database.
+    """An async engine on the same database, with a pool of its own: a pool's connections belong to one event loop.
 
     Raises:
         UsageError: greenlet, or on SQLite aiosqlite, is not installed.
     """
-    if not isinstance(engine, Engine):
-        return engine
     try:
-        from sqlalchemy.ext.asyncio import create_async_engine
+        from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+        if isinstance(engine, AsyncEngine):
+            return AsyncEngine(sibling(engine.sync_engine))
         made = create_async_engine(engine.url.set(drivername=_ASYNC_DRIVERS[engine.url.get_backend_name()]))
     except ImportError as error:
         raise UsageError(
             f"An async handler's claim.session needs {error.name}, which is not installed. Install brooq-sa[asyncio]."
         ) from error
-    return sqlite.configure(made) if engine.dialect.name == "sqlite" else made
+    return sqlite.configure(made) if engine.dialect.name == "sqlite" else made  # type: ignore[no-any-return]
 
 
 def _check(url: URL) -> None:
     backend = url.get_backend_name()
     if backend not in _SYNC_DRIVERS:
         raise UsageError(f"The engine is on {backend}. Jobs live in PostgreSQL or SQLite.")
-    if backend == "sqlite" and (url.database in (None, "", ":memory:") or "mode=memory" in str(url.database)):
-        raise UsageError("An in-memory SQLite database is seen by one connection alone. Give the engine a file.")
+    if backend == "sqlite" and _is_in_memory(url):
+        raise UsageError(
+            "An in-memory SQLite database ends with its connections, and its jobs too. Give the engine a file."
+        )
+
+
+def _is_in_memory(url: URL) -> bool:
+    return not url.database or ":memory:" in url.database or "mode=memory" in url.render_as_string()
 
 
 def sibling(engine: Engine) -> Engine:
-    """An engine with a pool of its own, made like that of `engine`; on SQLite, set up for jobs."""
-    twin = Engine(engine.pool.recreate(), engine.dialect, engine.url)
+    """An engine with a pool of its own, made like that of `engine`; on SQLite, set up for jobs.
+
+    It has the execution options too, such as a `schema_translate_map`, but for the isolation level: a claim that
+    commits each of its statements is none.
+    """
+    options = {name: value for name, value in engine.get_execution_options().items() if name != "isolation_level"}
+    twin = Engine(
+        engine.pool.recreate(),
+        engine.dialect,
+        engine.url,
+        execution_options=options,
+        hide_parameters=engine.hide_parameters,
+    )
     return sqlite.configure(twin) if twin.dialect.name == "sqlite" else twin
+
+
+NETWORK_DEADLINES = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+"""What libpq is told for a worker's own connections where the URL does not say otherwise (manual, section 34.1.2)."""
+
+_connecting = threading.local()
+
+
+def connect(engine: Engine) -> Connection:
+    """A connection that fails, rather than waits for ever, when the network or the server falls silent."""
+    if engine.dialect.driver == "psycopg" and not event.contains(engine, "do_connect", _add_deadlines):
+        event.listen(engine, "do_connect", _add_deadlines)
+    _connecting.has_deadlines = True
+    try:
+        return engine.connect()
+    finally:
+        _connecting.has_deadlines = False
+
+
+def _add_deadlines(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+    # The event belongs to the dialect, which the user's own engine shares: leave its connections as they are.
+    if getattr(_connecting, "has_deadlines", False):
+        for name, value in NETWORK_DEADLINES.items():
+            if name != "connect_timeout" or "PGCONNECT_TIMEOUT" not in os.environ:
+                parameters.setdefault(name, value)
 
 
 class Reserved:
@@ -79,28 +139,50 @@ class Reserved:
     Its transactions are READ COMMITTED whatever the engine's or the database's default is: a claim under REPEATABLE
     READ would fail where it should skip. Where that is the default anyway, a statement needs no BEGIN and COMMIT around
     it, which saves two round trips.
+
+    A server, or a proxy before it, that has been stopped in its tracks still acknowledges every packet, so no setting
+    of the network tells. `break_if_overdue`, called from another thread, does.
+
+    Args:
+        engine: whose sibling the connection comes from.
+        patience: how long a transaction may take before `break_if_overdue` breaks it.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, patience: timedelta = timedelta(seconds=30)) -> None:
         self._engine = sibling(engine)
+        self._patience = patience.total_seconds()
         self._connection: Connection | None = None
+        self._busy_since: float | None = None
+        self._guard = threading.Lock()
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A connection whose work is committed at the end of the block, and whose errors cost only the connection."""
         connection = self._connection or self._connect()
+        self._busy_since = time.monotonic()
         try:
             with connection.begin():
                 yield connection
         except BaseException:
             self._drop()
             raise
+        finally:
+            self._busy_since = None
+
+    def break_if_overdue(self) -> bool:
+        """Shut down the connection of a transaction that takes too long, which then fails; whether that was so."""
+        since = self._busy_since
+        if since is None or time.monotonic() - since < self._patience:
+            return False
+        # Under the guard nobody closes the connection, so its descriptor cannot be somebody else's by now.
+        with self._guard:
+            return self._connection is not None and _shut_down(self._connection)
 
     def _connect(self) -> Connection:
-        connection = self._engine.connect()
+        connection = connect(self._engine)
         try:
             if connection.dialect.name == "postgresql":
-                connection = self._read_committed(connection)
+                connection = self._prepared(connection)
         except BaseException:
             connection.close()
             raise
@@ -108,9 +190,12 @@ class Reserved:
         return connection
 
     @staticmethod
-    def _read_committed(connection: Connection) -> Connection:
+    def _prepared(connection: Connection) -> Connection:
+        """The connection at READ COMMITTED, and patient with locked rows for `LOCK_TIMEOUT` alone."""
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-        default = connection.exec_driver_sql("SHOW default_transaction_isolation").scalar_one()
+        # State of the session, which a pooler between us and the server may lose: it helps, and nothing relies on it.
+        asked = "SELECT current_setting('default_transaction_isolation'), set_config('lock_timeout', %s, false)"
+        default, _ = connection.exec_driver_sql(asked, (LOCK_TIMEOUT,)).one()
         connection.commit()
         if default == "read committed":
             return connection
@@ -118,16 +203,62 @@ class Reserved:
 
     def close(self) -> None:
         """Close the connection; another transaction would make another."""
-        connection, self._connection = self._connection, None
+        with self._guard:
+            connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
         self._engine.dispose()
 
     def _drop(self) -> None:
         """Throw the connection away, in whatever state it is."""
-        connection, self._connection = self._connection, None
+        with self._guard:
+            connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(SQLAlchemyError):  # it may well be broken, which is why it goes
                 connection.invalidate()
             with suppress(SQLAlchemyError):
                 connection.close()
+
+
+def is_about_rows(error: BaseException) -> bool:
+    """Whether what failed are the rows or the values at hand, so that other statements may well succeed.
+
+    Otherwise it is the database that fails: out of reach, read-only, full, without the table.
+    """
+    if not isinstance(error, DBAPIError):
+        return True  # a value that could not be bound
+    if error.connection_invalidated:
+        return False
+    if state := _sqlstate(error):
+        return not state.startswith(("08", "25", "28", "3D", "42", "53", "57P", "58", "XX"))
+    return isinstance(error, DataError | IntegrityError)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether the values are at fault, so that trying again as they are is useless."""
+    return isinstance(error, DataError | IntegrityError) or not isinstance(error, DBAPIError)
+
+
+def is_passing(error: DBAPIError) -> bool:
+    """Whether the same statement may succeed by and by, as it is."""
+    if error.connection_invalidated:
+        return True
+    state = _sqlstate(error)
+    if state is None:  # from the driver itself: no connection; from SQLite: locked by another writer
+        return isinstance(error, OperationalError) and not str(error.orig).startswith("no such")
+    return state.startswith(("08", "25006", "40", "53", "55P03", "57", "58"))
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    """PostgreSQL's five characters for what went wrong (appendix "PostgreSQL Error Codes")."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+
+
+def _shut_down(connection: Connection) -> bool:
+    """End both directions of the connection's socket, so that whoever waits for it is told."""
+    driver_connection: Any = connection.connection.driver_connection
+    if connection.dialect.driver != "psycopg" or driver_connection.closed:
+        return False
+    with socket.socket(fileno=os.dup(driver_connection.fileno())) as twin, suppress(OSError):
+        twin.shutdown(socket.SHUT_RDWR)
+    return True

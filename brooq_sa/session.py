@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session as _Session
 from sqlalchemy.orm import scoped_session
 from uuid_utils.compat import uuid7
 
+from . import wake
 from .durations import parse_duration
 from .exc import EnqueueError, OptionError, SchemaError
 from .jobs import JobBase, NewJob, RawJob, encode, table_of
@@ -31,7 +32,7 @@ from .schema import EARLIEST, LATEST, PRIORITIES
 from .sqlite import check_transaction
 from .statements import enqueue as statements
 from .states import CancelResult, Enqueued, RetryResult
-from .store import JobStore
+from .store import JobStore, notify
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, async_scoped_session
@@ -164,8 +165,8 @@ def cancel(session: Any, base: type[JobBase], job_id: uuid.UUID) -> CancelResult
     """Cancel a job, in the caller's transaction.
 
     Returns:
-        What it did: CANCELED while it waited; TOLD_TO_STOP while it ran (its worker hears of it with the next
-        heartbeat, and writes nothing); TOO_LATE, it had finished; NOT_FOUND.
+        What it did: CANCELED while it waited; TOLD_TO_STOP while it ran (its worker hears of it at once where wake-ups
+        reach it, at the latest with its next heartbeat, and writes nothing); TOO_LATE, it had finished; NOT_FOUND.
     """
     answer: CancelResult | Awaitable[CancelResult]
     answer = _operate(session, base, lambda store, connection: store.cancel(connection, job_id))
@@ -272,6 +273,11 @@ class NewRow:
         }
 
     @property
+    def is_due(self) -> bool:
+        """Whether a worker may start it as soon as it is committed."""
+        return not self.delay and self.available_at is None
+
+    @property
     def record(self) -> dict[str, Any]:
         return {
             "id": str(self.id),
@@ -360,10 +366,21 @@ def _enqueue(target: Any, new: NewJob) -> Enqueued:
 
 
 def put(connection: Connection, row: NewRow) -> Enqueued:
+    """Put a checked job into the transaction of a connection."""
     if row.key is None:
-        connection.execute(statements.insert_job(row.table), row.parameters)
-        return Enqueued(row.id, True)
-    return _put_keyed(connection, row)
+        connection.execute(statements.insert_job(row.table, _channel(connection, row)), row.parameters).close()
+        answer = Enqueued(row.id, True)
+    else:
+        answer = _put_keyed(connection, row)
+    if answer.created and row.is_due:
+        wake.after_commit_of_jobs(connection, row.table)
+    return answer
+
+
+def _channel(connection: Connection, row: NewRow) -> str | None:
+    """Where the insertion of a job is to send a notification; None if none is wanted now."""
+    wanted = row.is_due and connection.dialect.name == "postgresql" and wake.may_notify(row.table, row.topic)
+    return wake.channel(row.table) if wanted else None
 
 
 def _put_keyed(connection: Connection, row: NewRow) -> Enqueued:
@@ -372,7 +389,7 @@ def _put_keyed(connection: Connection, row: NewRow) -> Enqueued:
     Between the INSERT that found the key taken and the SELECT that looks for it, the other job may be gone: rolled
     back, or deleted by retention. Then it is tried again, so that nobody is told of a job that does not exist.
     """
-    insertion = statements.insert_keyed_job(row.table, connection.dialect.name)
+    insertion = statements.insert_keyed_job(row.table, connection.dialect.name, _channel(connection, row))
     for _ in range(_TRIES):
         if connection.execute(insertion, {**row.parameters, "new_key": row.key}).first() is not None:
             return Enqueued(row.id, True)
@@ -393,11 +410,22 @@ def _enqueue_many(target: Any, news: Sequence[NewJob]) -> list[Enqueued]:
     for table, its_rows in by_table.items():
         connection = _connection(target, table)
         _check_database(connection)
-        put = _put_singly if connection.dialect.name == "sqlite" else _put_in_bulk
+        put_all = _put_singly if connection.dialect.name == "sqlite" else _put_in_bulk
         with _explained(table):
             for start in range(0, len(its_rows), BULK):
-                answers |= put(connection, table, its_rows[start : start + BULK])
+                answers |= put_all(connection, table, its_rows[start : start + BULK])
+            _wake_for(connection, table, its_rows)
     return [answers[row.id] for row in rows]
+
+
+def _wake_for(connection: Connection, table: Table, rows: list[NewRow]) -> None:
+    topics = {row.topic for row in rows if row.is_due}
+    if connection.dialect.name == "postgresql":
+        for topic in sorted(topics):
+            if wake.may_notify(table, topic):
+                notify(connection, table, wake.JOBS + topic)
+    if topics:
+        wake.after_commit_of_jobs(connection, table)
 
 
 def _put_singly(connection: Connection, table: Table, rows: list[NewRow]) -> dict[uuid.UUID, Enqueued]:

@@ -42,6 +42,8 @@ class WorkerSettings:
         retention_batch: how many of them are deleted in one transaction. Default 1,000.
         retention_period: between looks for those. Default None, or 0: a 24th of `retention_ttl`, between 1 min and 1 h.
         grace: how long a shutdown waits for running jobs before it tells them to stop. Default 30 s.
+        wake: whether to listen for wake-ups of other processes, on PostgreSQL; behind a pooler in transaction mode,
+            which does not pass them on, turn it off. Default True.
 
     Raises:
         SettingsError: with every problem there is.
@@ -61,6 +63,7 @@ class WorkerSettings:
     retention_batch: int = 1_000
     retention_period: timedelta | None = None
     grace: timedelta = timedelta(seconds=30)
+    wake: bool = True
 
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in NAMES}
@@ -104,6 +107,7 @@ class WorkerSettings:
 
 NAMES = tuple(field.name for field in dataclasses.fields(WorkerSettings))
 INTEGERS = ("workers", "max_attempts", "retention_batch")
+SWITCHES = ("wake",)
 MAY_BE_ZERO = ("backoff_base", "backoff_max", "retention_ttl", "retention_period", "grace")
 VARIABLES = {name: f"QUEUE_{name.upper()}" for name in NAMES} | {
     "database_url": "DATABASE_URL",
@@ -209,6 +213,8 @@ def _read(name: str, given: _Given, problems: list[str]) -> Any:
 def _reader(name: str) -> Callable[[Any], Any]:
     if name in INTEGERS:
         return _integer
+    if name in SWITCHES:
+        return _switch
     if name == "http_addr":
         return _address
     return str if name == "database_url" else parse_duration
@@ -220,6 +226,17 @@ def _integer(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise OptionError(f"{value!r} is not a whole number. Give one, such as 4.")
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    match str(value).strip().lower():
+        case "on" | "true" | "yes" | "1":
+            return True
+        case "off" | "false" | "no" | "0":
+            return False
+    raise OptionError(f"{value!r} is neither on nor off. Give one of them.")
 
 
 def _address(value: object) -> str:
@@ -249,6 +266,8 @@ def _fault(name: str, value: Any) -> str | None:
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_NUMBER:
             return f"{value!r} is out of range. Give a whole number from 1 to {MAX_NUMBER}."
         return None
+    if name in SWITCHES:
+        return None if isinstance(value, bool) else f"{value!r} is neither True nor False. Give one of them."
     if value is None and getattr(WorkerSettings, name) is None:
         return None
     if not isinstance(value, timedelta):

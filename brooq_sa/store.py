@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Executable, Table
 
+from . import wake
 from .schema import PRIORITIES
-from .statements import claim, lease, operate, settle, upkeep
+from .statements import claim, enqueue, lease, operate, settle, upkeep
 from .states import CancelResult, RetryResult, State
 
 Holding = tuple[uuid.UUID, int]
@@ -162,6 +163,20 @@ class JobStore:
             written.update(others[job_id].holding for (job_id,) in rows)
         return written
 
+    def settled(self, connection: Connection, outcomes: Collection[Outcome]) -> set[Holding]:
+        """Those of the outcomes that stand in their rows.
+
+        For when the connection broke before the database answered: what `settle` then does not find may have been
+        written the first time.
+        """
+        ids = [outcome.id for outcome in outcomes]
+        standing = {row[:3] for row in connection.execute(lease.look(self.table), {"ids": ids})}
+        return {
+            outcome.holding
+            for outcome in outcomes
+            if (outcome.id, outcome.attempt - int(outcome.give_back), outcome.state) in standing
+        }
+
     def renew(self, connection: Connection, worker: str, held: Collection[Holding], lease_for: timedelta) -> Renewal:
         """Renew the leases of what `worker` holds."""
         terms = {
@@ -202,6 +217,8 @@ class JobStore:
             if self._moved(connection, operate.cancel_waiting(self.table), job_id):
                 return CancelResult.CANCELED
             if self._moved(connection, operate.cancel_processing(self.table), job_id):
+                notify(connection, self.table, f"{wake.CANCELED}{job_id}")
+                wake.after_commit_of_cancel(connection, self.table, job_id)
                 return CancelResult.TOLD_TO_STOP
             match self._state(connection, job_id):
                 case None:
@@ -215,6 +232,8 @@ class JobStore:
         """Send a failed, dead or canceled job round again, now."""
         while True:
             if self._moved(connection, operate.retry(self.table), job_id):
+                notify(connection, self.table, wake.JOBS)
+                wake.after_commit_of_jobs(connection, self.table)
                 return RetryResult.RETRIED
             match self._state(connection, job_id):
                 case None:
@@ -233,6 +252,12 @@ class JobStore:
     def _state(self, connection: Connection, job_id: uuid.UUID) -> State | None:
         state = connection.execute(operate.state_of(self.table), {"job_id": job_id}).scalar()
         return None if state is None else State(state)
+
+
+def notify(connection: Connection, table: Table, hint: str) -> None:
+    """Send a hint to the workers of a table when the transaction commits, on PostgreSQL."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(enqueue.notify(), {"channel": wake.channel(table), "hint": hint}).close()
 
 
 def _entry(outcome: Outcome) -> dict[str, Any]:

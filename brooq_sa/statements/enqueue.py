@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Double,
     Insert,
     Select,
@@ -16,10 +17,13 @@ from sqlalchemy import (
     bindparam,
     column,
     func,
+    literal,
+    literal_column,
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from .. import wake
 from ..functions import Instant, json_parsed, now_plus
 
 _COLUMNS = ["id", "topic", "payload", "priority", "available_at", "idempotency_key"]
@@ -39,20 +43,39 @@ def _parameters() -> dict[str, Any]:
 
 
 @cache
-def insert_job(job: Table) -> Insert:
-    """Put one job without a key. Nothing comes back: the id is the caller's own."""
-    return job.insert().values(_parameters())
+def insert_job(job: Table, channel: str | None = None) -> Any:
+    """Put one job without a key. Nothing of it comes back: the id is the caller's own.
+
+    Args:
+        channel: of a notification to send along with it, on PostgreSQL, in the same round trip.
+    """
+    insertion = job.insert().values(_parameters())
+    return insertion.returning(_notified(job, channel)) if channel else insertion
 
 
 @cache
-def insert_keyed_job(job: Table, dialect: str) -> Any:
+def insert_keyed_job(job: Table, dialect: str, channel: str | None = None) -> Any:
     """Put one job unless its topic and key are taken; yields its id if it was put.
+
+    Args:
+        channel: as for `insert_job`; nothing is sent if the key is taken.
 
     A key that another transaction has inserted and not committed is waited for. DO NOTHING leaves no dead row and
     does not touch the row that is there, which a worker may be holding.
     """
     values = {**_parameters(), "idempotency_key": bindparam("new_key", type_=Text())}
-    return _unless_taken(job, _insert(job, dialect).values(values)).returning(job.c.id)
+    insertion = _unless_taken(job, _insert(job, dialect).values(values))
+    return insertion.returning(job.c.id, *([_notified(job, channel)] if channel else []))
+
+
+def _notified(job: Table, channel: str) -> ColumnElement[Any]:
+    return func.pg_notify(literal(channel, Text()), literal(wake.JOBS, Text()) + job.c.topic)
+
+
+@cache
+def notify() -> Select[Any]:
+    """Send a notification with `hint` on `channel`, on PostgreSQL, when the transaction commits."""
+    return select(func.pg_notify(bindparam("channel", type_=Text()), bindparam("hint", type_=Text())))
 
 
 @cache
@@ -92,7 +115,9 @@ def insert_jobs(job: Table, *, keyed: bool) -> Any:
         .render_derived(name="new", with_types=True)
     )
     due = func.coalesce(rows.c.available_at, now_plus(rows.c.delay))
-    source = select(rows.c.id, rows.c.topic, rows.c.payload, rows.c.priority, due, rows.c.key)
+    # A recordset turns JSON's null, which is a payload, into SQL's, which is none.
+    payload = func.coalesce(rows.c.payload, literal_column("CAST('null' AS JSONB)"))
+    source = select(rows.c.id, rows.c.topic, payload, rows.c.priority, due, rows.c.key)
     insertion = postgresql.insert(job).from_select(_COLUMNS, source)
     return _unless_taken(job, insertion).returning(job.c.id) if keyed else insertion
 

@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
+from sqlalchemy.exc import DBAPIError, StatementError
 
+from .. import wake
 from ..claims import AsyncClaim, Claim
-from ..engines import Reserved
+from ..engines import Reserved, is_about_rows, is_refused
 from ..events import Events, JobClaimed
 from ..kinds import Kind
 from ..log import get_logger
@@ -85,11 +86,14 @@ class Conversation:
         self._changed = threading.Condition()
         self._outbox: list[Finished] = []
         self._postponed: list[tuple[float, Finished]] = []
+        self._unanswered: set[Holding] = set()
         self._running = 0
         self._is_claiming = True
+        self._is_asking = False
         self._is_writing = False
         self._is_closed = False
         self._next_claim = 0.0
+        self._look_again_at = 0.0
 
     # What other threads call.
 
@@ -100,27 +104,35 @@ class Conversation:
             self._outbox.append(finished)
             self._changed.notify_all()
 
+    def give_back(self, assignments: Iterable[Assignment]) -> None:
+        """Attempts cannot begin: their jobs are to be released as if they had not been taken."""
+        for assignment in assignments:
+            self.finished(unstarted(assignment))
+
     def give_up(self, finished: Iterable[Finished]) -> None:
         """Attempts are not waited for any longer: their outcomes are to be written, though they may still run."""
         with self._changed:
             self._outbox.extend(finished)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def look_now(self) -> None:
-        """There may be new jobs: do not wait for the poll interval."""
+        """There may be new jobs: do not wait for the poll interval, and look once more soon after."""
         with self._changed:
             self._next_claim = 0.0
-            self._changed.notify()
+            self._look_again_at = time.monotonic() + wake.LOOK_AGAIN
+            self._changed.notify_all()
 
     def stop_claiming(self) -> None:
         with self._changed:
             self._is_claiming = False
-            self._changed.notify()
+            self._changed.notify_all()
 
     def drain(self, deadline: float) -> bool:
-        """Wait until no attempt runs, until `deadline` by the monotonic clock; whether it is so."""
+        """Wait until no attempt runs or is about to, until `deadline` by the monotonic clock; whether it is so."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._running, max(0.0, deadline - time.monotonic()))
+            return self._changed.wait_for(
+                lambda: not (self._running or self._is_asking), max(0.0, deadline - time.monotonic())
+            )
 
     def flush(self, deadline: float) -> bool:
         """Wait until every outcome is written, until `deadline` by the monotonic clock; whether it is so."""
@@ -147,6 +159,7 @@ class Conversation:
 
     def _wait(self) -> None:
         with self._changed:
+            self._unpostpone()
             while not (self._is_closed or self._outbox or (self._room() and self._next_claim <= time.monotonic())):
                 self._changed.wait(self._until_next())
                 self._unpostpone()
@@ -185,15 +198,11 @@ class Conversation:
 
     def _settle_batch(self, left: list[Finished]) -> None:
         """Write the batch and report it; what could not be written for now stays in `left`."""
-        unwritten = [finished for finished in left if finished.outcome is not None and not finished.is_written]
         try:
-            written = self._write(unwritten)
-        except DBAPIError as error:
-            if error.connection_invalidated:
+            written = self._write([finished for finished in left if not finished.is_written])
+        except (StatementError, ValueError) as error:
+            if not is_about_rows(error):
                 raise
-            self._settle_singly(left)
-            return
-        except (StatementError, ValueError):
             self._settle_singly(left)
             return
         for finished in list(left):
@@ -204,10 +213,11 @@ class Conversation:
         for finished in list(left):
             try:
                 written = self._write_single(finished)
-            except DBAPIError as error:
-                if error.connection_invalidated:
+            except (StatementError, ValueError) as error:
+                if not is_about_rows(error):
                     raise
-                get_logger().warning("outcome_postponed", error=str(error.orig), **_bound(finished))
+                reason = error.orig if isinstance(error, DBAPIError) else error
+                get_logger().warning("outcome_postponed", error=str(reason), **_bound(finished))
                 with self._changed:
                     self._postponed.append((time.monotonic() + RETRY_LOCKED, finished))
             else:
@@ -221,7 +231,7 @@ class Conversation:
         try:
             return self._write([finished])
         except (StatementError, ValueError) as error:
-            if finished.outcome.error is None or not _is_refused(error):
+            if finished.outcome.error is None or not is_refused(error):
                 raise
             get_logger().exception("error_text_refused", **_bound(finished))
             reason = f"(the database refused the text of the error: {type(error).__name__})"
@@ -229,11 +239,17 @@ class Conversation:
         return self._write([dataclasses.replace(finished, outcome=plain)])
 
     def _write(self, finished: Sequence[Finished]) -> set[Holding]:
-        outcomes = [each.outcome for each in finished if each.outcome is not None]
+        outcomes = {each.outcome.holding: each.outcome for each in finished if each.outcome is not None}
         if not outcomes:
             return set()
+        asked_before = self._unanswered & outcomes.keys()
+        self._unanswered |= outcomes.keys()
         with self._reserved.transaction() as connection:
-            return self._store.settle(connection, self._worker, outcomes)
+            written = self._store.settle(connection, self._worker, outcomes.values())
+            if doubtful := asked_before - written:
+                written |= self._store.settled(connection, [outcomes[holding] for holding in doubtful])
+        self._unanswered -= outcomes.keys()
+        return written
 
     def _report(self, finished: Finished, written: set[Holding]) -> None:
         """The database has answered: the job is held no more, and what became of it is known."""
@@ -247,9 +263,20 @@ class Conversation:
     # Claiming.
 
     def _claim(self) -> None:
-        room = self._room()
-        if not room or self._next_claim > time.monotonic():
+        with self._changed:
+            # From here on a stop waits for what comes of this claim, so that jobs it takes are given back.
+            room = self._room() if self._next_claim <= time.monotonic() else 0
+            self._is_asking = bool(room)
+        if not room:
             return
+        try:
+            self._ask(room)
+        finally:
+            with self._changed:
+                self._is_asking = False
+                self._changed.notify_all()
+
+    def _ask(self, room: int) -> None:
         self._topics.rotate(-1)  # no topic is always the last to get the room that is left
         asked_at = time.monotonic()
         with self._reserved.transaction() as connection:
@@ -262,9 +289,17 @@ class Conversation:
             )
         if claimed:
             self._begin(claimed, asked_at)
-        pause = 0.0 if claimed else self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
+        pause = 0.0 if claimed else self._pause(asked_at)
         with self._changed:
-            self._next_claim = time.monotonic() + pause if pause else 0.0
+            # A wake-up that came while the claim was under way may be about a job that it did not see.
+            was_woken = self._next_claim == 0.0 and self._look_again_at > asked_at + wake.LOOK_AGAIN
+            self._next_claim = 0.0 if claimed or was_woken else time.monotonic() + pause
+
+    def _pause(self, asked_at: float) -> float:
+        """Until the next look, after one that found nothing."""
+        if self._look_again_at > asked_at:
+            return self._look_again_at - asked_at
+        return self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
 
     def _begin(self, claimed: Sequence[Claimed], asked_at: float) -> None:
         lease_ends = asked_at + self._settings.lease.total_seconds()
@@ -282,17 +317,11 @@ class Conversation:
         if self._is_claiming:
             self._start(possible)
         else:  # told to stop while the claim was under way
-            for assignment in possible:
-                self.finished(unstarted(assignment))
+            self.give_back(possible)
 
     def _assignment(self, job: Claimed, lease_ends: float) -> Assignment:
         kind, policy = self._kinds[job.topic], self._policies[job.topic]
         return Assignment(self._open_claim(job, kind, policy.max_attempts, lease_ends), kind, policy)
-
-
-def _is_refused(error: BaseException) -> bool:
-    """Whether the values are at fault, so that trying again as they are is useless."""
-    return isinstance(error, DataError | IntegrityError) or not isinstance(error, DBAPIError)
 
 
 def unstarted(assignment: Assignment) -> Finished:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from ..log import get_logger
 from ..outcomes import Redact
 from .attempts import Assignment, Finished, run, run_async
 
@@ -26,12 +27,17 @@ class ThreadExecutor:
         self._threads: list[threading.Thread] = []
 
     def submit(self, assignments: Sequence[Assignment]) -> None:
+        """Run them.
+
+        Raises:
+            RuntimeError: the system gives no more threads. None of them is run.
+        """
         with self._lock:
-            self._unfinished += len(assignments)
-            while len(self._threads) < self._unfinished:
+            while len(self._threads) < self._unfinished + len(assignments):
                 thread = threading.Thread(target=self._serve, name=f"brooq-slot-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
                 thread.start()
+                self._threads.append(thread)
+            self._unfinished += len(assignments)
         for assignment in assignments:
             self._waiting.put(assignment)
 
@@ -69,25 +75,43 @@ class LoopExecutor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._is_stopping = False
 
     def submit(self, assignments: Sequence[Assignment]) -> None:
         loop = self._loop or self._start()
         loop.call_soon_threadsafe(self._begin, list(assignments))
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        self._loop = loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, args=(loop,), name="brooq-event-loop", daemon=True)
-        self._thread.start()
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._serve, args=(loop,), name="brooq-event-loop", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            loop.close()
+            raise
+        self._loop, self._thread = loop, thread
         return loop
 
-    @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._is_stopping:
+                self._run(loop)
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        """Run the loop until it is stopped, or something breaks out of it.
+
+        Asyncio lets the SystemExit or KeyboardInterrupt of a task that a handler has begun pass through the loop. It
+        would take all other attempts with it.
+        """
+        try:
+            loop.run_forever()
+        except BaseException:
+            get_logger().exception("event_loop_broken")
 
     def _begin(self, assignments: list[Assignment]) -> None:
         for assignment in assignments:
@@ -121,9 +145,10 @@ class LoopExecutor:
         self._thread.join(timeout + 1)
 
     async def _cancel_all(self, timeout: float) -> None:
-        tasks = list(self._tasks)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
+        self._is_stopping = True
         asyncio.get_running_loop().stop()

@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from .. import wake
 from ..claims import AsyncClaim, Claim
 from ..durations import parse_duration
 from ..engines import Reserved, async_engine, sibling, sync_engine
@@ -30,10 +32,11 @@ from ..states import StopCause
 from ..store import Claimed, JobStore
 from ..upkeep import Reaper, Retention, Upkeep
 from .attempts import Assignment, Finished
-from .conversation import Conversation, unstarted
+from .conversation import Conversation
 from .executors import LoopExecutor, ThreadExecutor
 from .heartbeat import Heartbeat
 from .held import Held
+from .listener import Listener
 from .loop import Loop
 from .watchdog import Watchdog
 
@@ -104,7 +107,8 @@ class Worker:
 
     def _compose(self, redact: Redact | None) -> None:
         store, settings, held, worker = self._store, self.settings, self._held, self.id
-        self._reserved = [Reserved(self._sync_engine) for _ in range(3)]
+        patience = min(max(settings.lease / 2, timedelta(seconds=1)), timedelta(seconds=30))
+        self._reserved = [Reserved(self._sync_engine, patience) for _ in range(3)]
         for_conversation, for_heartbeat, for_upkeep = self._reserved
         self._conversation = Conversation(
             store,
@@ -127,9 +131,14 @@ class Worker:
             upkeep.add(retention.run, settings.effective_retention_period)
         self._conversation_loop = Loop("conversation", self._conversation.turn)
         self._heartbeat_loop = Loop("heartbeat", heartbeat.turn)
-        self._watchdog_loop = Loop("watchdog", Watchdog(held).turn)
+        self._watchdog_loop = Loop("watchdog", Watchdog(held, self._reserved).turn)
         self._upkeep_loop = Loop("upkeep", upkeep.turn)
         self._loops = [self._heartbeat_loop, self._watchdog_loop, self._upkeep_loop, self._conversation_loop]
+        self._listener: Listener | None = None
+        if settings.wake and self._sync_engine.dialect.driver == "psycopg":
+            self._listener = Listener(self._sync_engine, store.table, self)
+            self._listener_loop = Loop("listener", self._listener.turn)
+            self._loops.append(self._listener_loop)
 
     def start(self) -> None:
         """Begin to work, on threads of the worker's own.
@@ -142,8 +151,18 @@ class Worker:
                 raise UsageError("This worker was started before. Make another one.")
             self._was_started = True
         get_logger().info("worker_started", worker=self.id, topics=sorted(self._kinds), workers=self.settings.workers)
+        wake.listen(self._store.table, self)
         for loop in self._loops:
             loop.start()
+
+    def jobs_enqueued(self) -> None:
+        """Look for jobs now: called by wake-ups, and by whoever knows better than to wait for the poll interval."""
+        self._conversation.look_now()
+
+    def job_canceled(self, job_id: uuid.UUID) -> None:
+        """Look now whether a job that this worker holds has been canceled: called by wake-ups."""
+        if any(held_id == job_id for held_id, _ in self._held.snapshot()):
+            self._heartbeat_loop.wake()
 
     def stop(self, grace: timedelta | str | None = None) -> None:
         """Stop working, and return when that is done.
@@ -158,6 +177,7 @@ class Worker:
         with self._state_lock:
             if not self._was_started or self._is_stopped.is_set():
                 return
+            wake.unlisten(self._store.table, self)
             self._conversation.stop_claiming()
             self._release_unstarted()
             self._drain(allowed)
@@ -189,10 +209,19 @@ class Worker:
     def _start(self, assignments: Sequence[Assignment]) -> None:
         on_loop = [each for each in assignments if each.kind.is_async]
         in_threads = [each for each in assignments if not each.kind.is_async]
-        if on_loop:
-            self._event_loop.submit(on_loop)
-        if in_threads:
-            self._threads.submit(in_threads)
+        try:
+            self._submit(self._event_loop, on_loop)
+        finally:
+            self._submit(self._threads, in_threads)
+
+    def _submit(self, executor: ThreadExecutor | LoopExecutor, assignments: Sequence[Assignment]) -> None:
+        try:
+            if assignments:
+                executor.submit(assignments)
+        except Exception:
+            # No thread to be had. Others may have the jobs, and the conversation pauses before it asks for more.
+            self._conversation.give_back(assignments)
+            raise
 
     def _open_claim(self, claimed: Claimed, kind: Kind, max_attempts: int, lease_ends: float) -> Claim | AsyncClaim:
         make: Any = AsyncClaim if kind.is_async else Claim
@@ -227,8 +256,7 @@ class Worker:
     # Stopping.
 
     def _release_unstarted(self) -> None:
-        for assignment in self._threads.take_unstarted():
-            self._conversation.finished(unstarted(assignment))
+        self._conversation.give_back(self._threads.take_unstarted())
 
     def _drain(self, grace: timedelta) -> None:
         if self._conversation.drain(time.monotonic() + grace.total_seconds()):
@@ -244,8 +272,9 @@ class Worker:
 
     def _stop_loops(self) -> None:
         self._conversation.close()
-        for loop in (self._conversation_loop, self._upkeep_loop):
-            loop.stop(LAST_WRITES)
+        for loop in self._loops:
+            if loop not in (self._heartbeat_loop, self._watchdog_loop):
+                loop.stop(LAST_WRITES)
         self._held.release_waiters()
         for loop in (self._watchdog_loop, self._heartbeat_loop):
             loop.stop(LAST_WRITES)
@@ -257,6 +286,8 @@ class Worker:
         self._event_loop.stop(NOTICE)
         for reserved in self._reserved:
             reserved.close()
+        if self._listener is not None:
+            self._listener.drop()
         for engine in (self.__dict__.get("_session_engine"), self._sync_engine):
             if engine is not None and engine is not self._engine:
                 engine.dispose()
