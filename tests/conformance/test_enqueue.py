@@ -17,7 +17,18 @@ from sqlalchemy.exc import IntegrityError, ResourceClosedError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import brooq_sa
-from brooq_sa import Enqueued, JobBase, NewJob, OptionError, PayloadError, RawJob, SchemaError, State, enqueue, enqueue_many
+from brooq_sa import (
+    Enqueued,
+    JobBase,
+    NewJob,
+    OptionError,
+    PayloadError,
+    RawJob,
+    SchemaError,
+    State,
+    enqueue,
+    enqueue_many,
+)
 from brooq_sa.schema import LATEST
 from conformance.samples import Email, Urgent, put
 from databases import Database, make_engine
@@ -90,6 +101,7 @@ def test_a_job_exists_if_and_only_if_the_caller_commits(db: Database, target: An
         "payload": {"number": 2},
         "state": "pending",
         "attempts": 0,
+        "crashes": 0,
         "priority": 0,
         "available_at": db.row()["created_at"],
         "locked_by": None,
@@ -105,7 +117,9 @@ def test_many_jobs_exist_if_and_only_if_the_caller_commits(db: Database, target:
     """The same for many at once, and the answers come in order."""
     enqueue_many(target, [Email(number=1), Email(number=2)])
     target.rollback()
-    answers = enqueue_many(target, [NewJob(Email(number=3), key="a"), Email(number=4), NewJob(Email(number=5), key="a")])
+    answers = enqueue_many(
+        target, [NewJob(Email(number=3), key="a"), Email(number=4), NewJob(Email(number=5), key="a")]
+    )
     target.commit()
     third, fourth, fifth = answers
     assert (third.created, fourth.created, fifth) == (True, True, Enqueued(third.id, False))
@@ -216,7 +230,9 @@ def test_a_bulk_option_yields_to_the_jobs_own(db: Database) -> None:
     """A job with a time of its own takes none of the batch's."""
     moment = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     with db.engine.begin() as connection:
-        enqueue_many(connection, [NewJob(Email(), available_at=moment), NewJob(Email(), delay="0s"), Email()], delay="10h")
+        enqueue_many(
+            connection, [NewJob(Email(), available_at=moment), NewJob(Email(), delay="0s"), Email()], delay="10h"
+        )
     at, now, later = [row["available_at"] for row in db.rows()]
     assert at == moment
     assert later - now > timedelta(hours=9)
@@ -258,7 +274,9 @@ def test_a_bad_option_is_refused_before_any_sql(db: Database, options: dict[str,
     assert [row["payload"]["number"] for row in db.rows()] == [1, 5]
 
 
-@pytest.mark.parametrize("job", [object(), Email, "email.send", JobBase(), None], ids=["object", "class", "topic", "root", "none"])
+@pytest.mark.parametrize(
+    "job", [object(), Email, "email.send", JobBase(), None], ids=["object", "class", "topic", "root", "none"]
+)
 def test_only_jobs_are_enqueued(db: Database, job: Any) -> None:
     """What is not a job, a class instead of an instance included, is refused by name."""
     with db.engine.begin() as connection, pytest.raises(OptionError, match="is not a job"):
@@ -331,9 +349,7 @@ def test_what_cannot_be_carried_is_refused_before_any_sql(db: Database, value: A
     assert [row["payload"]["number"] for row in db.rows()] == [1, 3]
 
 
-def test_a_missing_table_says_how_to_migrate(
-    make_pg_database: Callable[[], str], tmp_path: Any, db: Database
-) -> None:
+def test_a_missing_table_says_how_to_migrate(make_pg_database: Callable[[], str], tmp_path: Any, db: Database) -> None:
     """A database without the job table gets an error that names the command, and no table (M1)."""
     url = make_pg_database() if db.name == "postgresql" else f"sqlite:///{tmp_path / 'empty.sqlite'}"
     engine = make_engine(url)
