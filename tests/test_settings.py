@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brooq_sa.exc import SettingsError
-from brooq_sa.settings import DEFAULT_HTTP_ADDR, NAMES, VARIABLES, WorkerSettings, load_settings
+from brooq_sa.settings import DEFAULT_HTTP_ADDR, INTEGERS, NAMES, SWITCHES, VARIABLES, WorkerSettings, load_settings
 
 SECOND = timedelta(seconds=1)
 
@@ -39,6 +39,7 @@ def test_defaults_work() -> None:
         "retention_batch": 1_000,
         "retention_period": None,
         "grace": timedelta(seconds=30),
+        "wake": True,
     }
     loaded = load_settings({}, {}, None)
     assert loaded.settings == WorkerSettings()
@@ -145,7 +146,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"workers", "max_attempts", "retention_batch"}])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in {*INTEGERS, *SWITCHES}])
 @pytest.mark.parametrize("value", ["120", "-1s", "soon", "99999d"])
 def test_durations_need_a_unit_and_a_sane_size(name: str, value: str) -> None:
     """No duration may be a bare number, negative, text or longer than a database can add to its clock (U3)."""
@@ -162,7 +163,7 @@ def test_periods_are_longer_than_nothing(name: str) -> None:
         WorkerSettings.create(**{name: timedelta(0)})
 
 
-@pytest.mark.parametrize("name", ["workers", "max_attempts", "retention_batch"])
+@pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "", "9" * 30])
 def test_counts_are_whole_numbers_from_one(name: str, value: str) -> None:
     """A count below one, above reason, or that is no whole number is refused; an empty one is unset (U3)."""
@@ -172,6 +173,20 @@ def test_counts_are_whole_numbers_from_one(name: str, value: str) -> None:
     else:
         [problem] = problems_of(environ=environ)
         assert problem.startswith(f"{VARIABLES[name]}: {value!r}" if value[-1] not in "01" else f"{VARIABLES[name]}: ")
+
+
+@pytest.mark.parametrize(
+    "text, expected", [("on", True), ("TRUE", True), ("1", True), ("off", False), ("no", False), (" 0 ", False)]
+)
+def test_switches_are_on_or_off(text: str, expected: bool) -> None:
+    """A switch takes the usual words for on and off, an empty one keeps its default, and others are refused (U3)."""
+    assert load_settings({}, {"QUEUE_WAKE": text}, None).settings.wake is expected
+    assert load_settings({}, {"QUEUE_WAKE": ""}, None).settings.wake is True
+    assert problems_of(environ={"QUEUE_WAKE": "perhaps"}) == (
+        "QUEUE_WAKE: 'perhaps' is neither on nor off. Give one of them.",
+    )
+    with pytest.raises(SettingsError, match="wake: 1 is neither True nor False"):
+        WorkerSettings(wake=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_the_attempt_may_not_outlast_the_execution() -> None:
