@@ -11,6 +11,7 @@ While the block runs, the lease is renewed; if the process is killed, the job co
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import secrets
@@ -18,21 +19,22 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session
 
 from .claims import Claim
-from .engines import Reserved, sibling, sync_engine
+from .engines import Reserved, is_passing, is_refused, sibling, sync_engine
 from .events import Events
 from .exc import LeaseLost, UsageError
 from .jobs import JobBase, decode
 from .kinds import KindOptions, Policy, check_topic
 from .log import get_logger, log_event
-from .outcomes import Redact, after, done, released
+from .outcomes import Redact, after, done, released, without_text
 from .retry import backoff
 from .settings import WorkerSettings
 from .states import StopCause
@@ -138,6 +140,7 @@ class _Consumer:
         self._session_engine: Engine | None = None
         self._session_factory = session_factory or self._open_session
         self._reserved = Reserved(engine)
+        self._was_reached = False
 
     def iterate(self, stop_when_empty: bool) -> Iterator[ConsumedClaim]:
         loops, connections = self._start()
@@ -197,7 +200,7 @@ class _Consumer:
             else:
                 return claim
 
-    def _claim(self) -> ConsumedClaim | None:
+    def _claim(self, _failures: int) -> ConsumedClaim | None:
         asked_at = time.monotonic()
         with self._reserved.transaction() as connection:
             claimed = self._store.claim(connection, self._want, room=1, worker=self.id, lease=self._settings.lease)
@@ -266,33 +269,55 @@ class _Consumer:
     def _write(self, claim: ConsumedClaim, outcome: Outcome | None, duration: timedelta) -> None:
         claim._close()
         try:
-            written = set() if outcome is None else self._patiently(lambda: self._settle(outcome), claim._lease_ends)
+            is_written = outcome is not None and self._patiently(partial(self._settle, outcome), claim._lease_ends)
         finally:
             self._held.discard(claim._holding)
-        is_written = outcome is not None and outcome.holding in written
         self._events.publish(
             facts.settled(claim, outcome, duration) if outcome is not None and is_written else facts.lost(claim)
         )
 
-    def _settle(self, outcome: Outcome) -> set[Any]:
-        with self._reserved.transaction() as connection:
-            return self._store.settle(connection, self.id, [outcome])
+    def _settle(self, outcome: Outcome, failures: int) -> bool:
+        """Write the outcome, without its text if the database refuses that; whether it stands in the row."""
+        try:
+            with self._reserved.transaction() as connection:
+                if self._store.settle(connection, self.id, [outcome]):
+                    return True
+                # A write that failed for want of an answer may have been made all the same.
+                return failures > 0 and bool(self._store.settled(connection, [outcome]))
+        except (StatementError, ValueError) as error:
+            plain = without_text(outcome, error)
+            if outcome.error in (None, plain.error) or not is_refused(error):
+                raise
+            get_logger().error("error_text_refused", job_id=str(outcome.id), worker=self.id, error=type(error).__name__)
+        return self._settle(plain, failures)
 
-    def _patiently(self, work: Callable[[], Any], until: float = float("inf")) -> Any:
-        """Do `work`, again and again while the database is out of reach, until a moment of the monotonic clock."""
+    def _patiently(self, work: Callable[[int], Any], until: float = math.inf) -> Any:
+        """What `work` gives, which is tried again while the database is out of reach or keeps a row locked.
+
+        Args:
+            work: takes how often it has failed before.
+            until: by the monotonic clock; after it, the answer is None.
+        """
         failures = 0
         while True:
             try:
-                return work()
+                result = work(failures)
             except DBAPIError as error:
-                if not error.connection_invalidated or time.monotonic() >= until:
+                # At the very first, a database out of reach is rather a wrong address.
+                if not is_passing(error) or not self._was_reached:
                     raise
+                if time.monotonic() >= until:
+                    get_logger().error("outcome_given_up", worker=self.id, error=str(error.orig))
+                    return None
                 failures += 1
                 pause = backoff(failures, FIRST_PAUSE, LONGEST_PAUSE).total_seconds()
                 get_logger().error(
                     "consumer_failed", worker=self.id, error=str(error.orig), next_try_in=round(pause, 3)
                 )
                 self._sleep(pause)
+            else:
+                self._was_reached = True
+                return result
 
     def _refuse_unsettled(self, claim: ConsumedClaim) -> None:
         if not claim._is_over:

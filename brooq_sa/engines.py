@@ -68,7 +68,7 @@ def async_engine(engine: Engine | AsyncEngine) -> AsyncEngine:
         raise UsageError(
             f"An async handler's claim.session needs {error.name}, which is not installed. Install brooq-sa[asyncio]."
         ) from error
-    return sqlite.configure(made) if engine.dialect.name == "sqlite" else made  # type: ignore[no-any-return]
+    return sqlite.configure(made) if engine.dialect.name == "sqlite" else made
 
 
 def _check(url: URL) -> None:

@@ -99,5 +99,7 @@ class Events:
         for subscriber in self._subscribers:
             try:
                 subscriber(event)
-            except Exception:  # noqa: BLE001 - a subscriber is the user's, and may raise anything
+            except KeyboardInterrupt:
+                raise  # in the pull style, the user's own
+            except BaseException:  # noqa: BLE001 - a subscriber is the user's, and may raise anything
                 get_logger().exception("subscriber_failed", subscriber=repr(subscriber), fact=type(event).__name__)

@@ -16,6 +16,7 @@ last attempt
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .exc import CancelJob, PreserveAttempt, RetryAfter
 from .failure import clean_text, describe, signal_in
@@ -41,6 +42,11 @@ def released(holding: Holding) -> Outcome:
 
 def dead(holding: Holding, reason: str) -> Outcome:
     return Outcome(*holding, State.DEAD, error=clean_text(reason, ERROR_LIMIT))
+
+
+def without_text(outcome: Outcome, error: BaseException) -> Outcome:
+    """The outcome for when the database has refused its text with `error`."""
+    return replace(outcome, error=f"(the database refused the text of the error: {type(error).__name__})")
 
 
 def after(error: BaseException, holding: Holding, policy: Policy, redact: Redact | None = None) -> Outcome:

@@ -64,7 +64,7 @@ def run(assignment: Assignment, redact: Redact | None) -> Finished:
     assignment.begin()
     try:
         job = assignment.kind.codec.decode(claim.payload)
-        _refuse_awaitable(_handler(assignment)(job, claim), assignment.kind)
+        _refuse_unrun(_handler(assignment)(job, claim), assignment.kind)
         is_written = claim._complete()
         outcome: Outcome | None = done(claim._holding)
     except BaseException as error:  # noqa: BLE001 - SystemExit too ends an attempt, and not the worker
@@ -96,22 +96,33 @@ def _handler(assignment: Assignment) -> Callable[[Any, Any], Any]:
     return handler
 
 
-def _refuse_awaitable(result: object, kind: Kind) -> None:
-    if not inspect.isawaitable(result):
-        return
+def _refuse_unrun(result: object, kind: Kind) -> None:
+    """Refuse what a call of a function that has not run yet gives; taken for a success, it would lose the job."""
     if inspect.iscoroutine(result):
-        result.close()
-    raise UsageError(
-        f"The handler of topic {kind.topic!r} is no 'async def' and returned an awaitable, so nothing has run. Make it"
-        " 'async def', or let it await."
-    )
+        result.close()  # or Python warns that nobody awaited it
+    if inspect.isawaitable(result):
+        problem = (
+            "is no 'async def' and returned an awaitable, so nothing has run. Make it 'async def', or let it await"
+        )
+    elif inspect.isgenerator(result) or inspect.isasyncgen(result):
+        problem = "has a 'yield' in it, which made it a generator, so nothing has run. Take the 'yield' out"
+    else:
+        return
+    raise UsageError(f"The handler of topic {kind.topic!r} {problem}.")
 
 
 def _outcome_of(error: BaseException, assignment: Assignment, redact: Redact | None) -> Outcome | None:
+    claim = assignment.claim
+    try:
+        return _judged(error, assignment, redact)
+    except BaseException as trouble:  # noqa: BLE001 - an exception's attributes and the redact hook are the user's
+        get_logger().error("failure_not_described", job_id=str(claim.id), topic=claim.topic, exc_info=trouble)
+        return after(RuntimeError("the failure could not be described"), claim._holding, assignment.policy)
+
+
+def _judged(error: BaseException, assignment: Assignment, redact: Redact | None) -> Outcome | None:
     claim, policy = assignment.claim, assignment.policy
-    if isinstance(error, LeaseLost) and claim._is_over:
-        claim._stop(StopCause.LEASE_LOST)
-    if claim._is_lost:
+    if claim._is_lost or (isinstance(error, LeaseLost) and claim._is_over):
         return None
     if claim.cause is StopCause.SHUTDOWN:
         return released(claim._holding)

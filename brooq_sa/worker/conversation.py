@@ -33,7 +33,7 @@ from ..engines import Reserved, is_about_rows, is_refused
 from ..events import Events, JobClaimed
 from ..kinds import Kind
 from ..log import get_logger
-from ..outcomes import dead, released
+from ..outcomes import dead, released, without_text
 from ..schema import ATTEMPTS_CEILING
 from ..settings import WorkerSettings
 from ..store import Claimed, Holding, JobStore
@@ -233,9 +233,8 @@ class Conversation:
         except (StatementError, ValueError) as error:
             if finished.outcome.error is None or not is_refused(error):
                 raise
-            get_logger().exception("error_text_refused", **_bound(finished))
-            reason = f"(the database refused the text of the error: {type(error).__name__})"
-        plain = dataclasses.replace(finished.outcome, error=reason)
+            get_logger().error("error_text_refused", error=type(error).__name__, **_bound(finished))
+            plain = without_text(finished.outcome, error)
         return self._write([dataclasses.replace(finished, outcome=plain)])
 
     def _write(self, finished: Sequence[Finished]) -> set[Holding]:

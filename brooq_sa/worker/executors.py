@@ -110,7 +110,7 @@ class LoopExecutor:
         """
         try:
             loop.run_forever()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - what broke out has been logged, and the other attempts go on
             get_logger().exception("event_loop_broken")
 
     def _begin(self, assignments: list[Assignment]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+
+from sqlalchemy.exc import DBAPIError
 
 from ..log import get_logger
 from ..retry import backoff
@@ -58,18 +61,24 @@ class Loop:
                 pause = self._turn()
                 failures = 0
                 self._recovered()
-            except Exception as error:  # noqa: BLE001 - logged, and tried again
+            except BaseException as error:  # noqa: BLE001 - logged, and tried again
                 failures += 1
                 pause = backoff(failures, FIRST_PAUSE, LONGEST_PAUSE).total_seconds()
                 self._failed(error, pause)
             self._woken.wait(pause)
             self._woken.clear()
 
-    def _failed(self, error: Exception, pause: float) -> None:
+    def _failed(self, error: BaseException, pause: float) -> None:
         # The stack is worth its lines once; after that the outage is known.
         exc_info = error if self.trouble is None else None
-        self.trouble = f"{type(error).__name__}: {error}"
-        get_logger().error(f"{self.name}_failed", error=self.trouble, next_try_in=round(pause, 3), exc_info=exc_info)
+        # Not SQLAlchemy's own text, which has the statement and its parameters in it.
+        said = error.orig if isinstance(error, DBAPIError) else error
+        self.trouble = type(said).__name__
+        with suppress(Exception):  # if it is the log that fails, `trouble` alone can say so
+            self.trouble += f": {said}"
+            get_logger().error(
+                f"{self.name}_failed", error=self.trouble, next_try_in=round(pause, 3), exc_info=exc_info
+            )
 
     def _recovered(self) -> None:
         if self.trouble is not None:
