@@ -14,6 +14,7 @@ import base64
 import binascii
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from datetime import datetime, time
 from typing import Any
@@ -30,6 +31,9 @@ MAX_DEPTH = 100
 
 INTEGERS = range(-(2**63), 2**64)
 """Integers that every JSON reader in the neighbourhood holds exactly."""
+
+_LARGE = 1e16
+_EXPONENT = re.compile(r"[0-9]e[0-9]")
 
 BYTES_KEY = "$bytes"
 """A raw job's bytes are stored as ``{"$bytes": "<base64>"}``."""
@@ -63,6 +67,8 @@ class Codec:
             plain = msgspec.to_builtins(value, builtin_types=(datetime, time), str_keys=False)
             _refuse_unfit(plain, MAX_DEPTH)
             text = msgspec.json.encode(plain).decode()
+            if _EXPONENT.search(text):
+                text = msgspec.json.encode(_without_exponents(plain)).decode()
             if len(text) > MAX_BYTES:
                 raise _Fault(f"{len(text):,} bytes of JSON, of at most {MAX_BYTES:,}: store it, and enqueue where")
             _refuse_changed(value, self._decoder.decode(text))
@@ -118,6 +124,19 @@ class RawCodec:
             return base64.b64decode(value[BYTES_KEY], validate=True)
         except (TypeError, ValueError, binascii.Error) as error:
             raise PayloadError(self._codec.topic, f"$.{BYTES_KEY}", f"not base64: {error}") from error
+
+
+def _without_exponents(value: Any) -> Any:
+    """The same with large floats written out: ``jsonb`` would turn ``1e16`` into an integer, ``10000000000000000.0`` not."""
+    match value:
+        case float() if abs(value) >= _LARGE:
+            return msgspec.Raw(f"{value:.1f}".encode())
+        case dict():
+            return {key: _without_exponents(each) for key, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_without_exponents(each) for each in value]
+        case _:
+            return value
 
 
 def _is_wrapped(value: Any) -> bool:
