@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ARRAY, DateTime, Float, Text, Uuid
+from sqlalchemy import ARRAY, DateTime, Float, Integer, Text, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.ext.compiler import compiles
@@ -228,6 +228,26 @@ def _entry(element: _Entry, compiler: SQLCompiler, **kw: Any) -> str:
 def _entry_sqlite(element: _Entry, compiler: SQLCompiler, **kw: Any) -> str:
     entries, key, field = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"""json_extract({entries}, '$."' || {key} || '".' || {field})"""
+
+
+class ceiling_for(FunctionElement[int]):
+    """The number that a JSON object parameter holds for a key, which may be any text; NULL if there is none."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(ceiling_for)
+def _ceiling_for(element: ceiling_for, compiler: SQLCompiler, **kw: Any) -> str:
+    ceilings, key = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"CAST({ceilings} ->> {key} AS INTEGER)"
+
+
+@compiles(ceiling_for, "sqlite")
+def _ceiling_for_sqlite(element: ceiling_for, compiler: SQLCompiler, **kw: Any) -> str:
+    # Not by json_extract, for which an odd key would be a malformed path.
+    ceilings, key = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"(SELECT value FROM json_each({ceilings}) WHERE json_each.key = {key})"
 
 
 class json_parsed(FunctionElement[Any]):

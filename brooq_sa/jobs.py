@@ -72,6 +72,7 @@ class JobBase:
             backoff_base: timedelta | str = ...,
             backoff_max: timedelta | str = ...,
             priority: int = ...,
+            max_crashes: int = ...,
             abstract: bool = ...,
             metadata: MetaData = ...,
             schema: str | None = ...,

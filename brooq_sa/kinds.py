@@ -58,6 +58,7 @@ class KindOptions:
         backoff_base: the delay after the first failure; it doubles with each further one.
         backoff_max: the longest delay.
         priority: of jobs that are enqueued without one; the smaller goes first. Default 0.
+        max_crashes: the crash of its worker that leaves a job dead; None, the default, never does.
     """
 
     max_attempts: int | None = None
@@ -66,6 +67,7 @@ class KindOptions:
     backoff_base: timedelta | None = None
     backoff_max: timedelta | None = None
     priority: int = 0
+    max_crashes: int | None = None
 
     def policy(self, settings: WorkerSettings) -> Policy:
         """The options, with the worker's settings for those that are None.

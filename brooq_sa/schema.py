@@ -97,6 +97,7 @@ def _columns() -> list[Column[Any]]:
         Column("payload", Payload(), nullable=False),
         Column("state", Text(), nullable=False, server_default=text(f"'{State.PENDING}'")),
         Column("attempts", Integer(), nullable=False, server_default=text("0")),
+        Column("crashes", Integer(), nullable=False, server_default=text("0")),
         Column("priority", SmallInteger(), nullable=False, server_default=text("0")),
         Column("available_at", Instant(), nullable=False, server_default=now()),
         Column("locked_by", Text()),

@@ -21,6 +21,9 @@ from .schema import PRIORITIES
 from .statements import claim, enqueue, lease, operate, settle, upkeep
 from .states import CancelResult, RetryResult, State
 
+TOO_MANY_CRASHES = "parked: its worker crashed while it ran, as often as max_crashes allows"
+"""The `last_error` of a job that kept killing its worker."""
+
 Holding = tuple[uuid.UUID, int]
 """A job's id and the attempt that holds it: what a fence is about."""
 
@@ -78,6 +81,13 @@ class Reaped(NamedTuple):
     id: uuid.UUID
     topic: str
     attempts: int
+    crashes: int
+    state: State
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it is dead, for having crashed too often."""
+        return self.state is State.DEAD
 
 
 class Renewal(NamedTuple):
@@ -202,9 +212,17 @@ class JobStore:
                 canceled.add(holding)
         return kept, canceled
 
-    def reap(self, connection: Connection, *, limit: int) -> list[Reaped]:
-        """Return up to `limit` jobs whose lease ran out to `pending`."""
-        return [Reaped(*row) for row in connection.execute(upkeep.reap(self.table), {"limit": limit})]
+    def reap(self, connection: Connection, *, limit: int, ceilings: Mapping[str, int] | None = None) -> list[Reaped]:
+        """Return up to `limit` jobs whose lease ran out to `pending`.
+
+        Args:
+            ceilings: by topic, the number of crashes that leaves a job dead instead.
+        """
+        terms = {"limit": limit, "ceilings": dict(ceilings or {}), "reason": TOO_MANY_CRASHES}
+        rows = connection.execute(upkeep.reap(self.table), terms)
+        return [
+            Reaped(job_id, topic, attempts, crashes, State(state)) for job_id, topic, attempts, crashes, state in rows
+        ]
 
     def purge(self, connection: Connection, *, ttl: timedelta, limit: int) -> list[str]:
         """Delete up to `limit` terminal jobs older than `ttl`, oldest first; their topics."""

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Integer, Select, Table, Uuid, and_, bindparam, case, func, literal_column, select
 
 from ..functions import now, seconds_since
-from ..states import State
+from ..states import ACTIVE, State
 from .guards import in_states, is_processing, is_ready
 
 
@@ -61,6 +61,17 @@ def lags(job: Table) -> Select[Any]:
     due = and_(is_ready(job), job.c.available_at <= now())
     age = func.max(seconds_since(job.c.available_at)).label("oldest_age")
     return select(job.c.topic, func.count().label("due"), age).where(due).group_by(job.c.topic)
+
+
+@cache
+def suspects(job: Table) -> Select[Any]:
+    """Active jobs whose workers have crashed more than once, most crashes first: id, topic, attempts, crashes."""
+    return (
+        select(job.c.id, job.c.topic, job.c.attempts, job.c.crashes)
+        .where(in_states(job, *ACTIVE), job.c.crashes > literal_column("1"))
+        .order_by(job.c.crashes.desc(), job.c.id)
+        .limit(literal_column("20"))
+    )
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Executable, Select, Table, Uuid, bindparam, select, update
+from sqlalchemy import ColumnElement, Executable, Select, Table, Uuid, bindparam, literal_column, select, update
 
 from ..functions import now
 from ..states import READY, State
@@ -32,9 +32,11 @@ def cancel_processing(job: Table) -> Executable:
 def retry(job: Table) -> Executable:
     """Send a job round again, now; yields its id if it was failed, dead or canceled.
 
-    `attempts` stays: it says how often the job has been taken. A dead job so gets one attempt more.
+    `attempts` stays: it says how often the job has been taken. A dead job so gets one attempt more. Its crashes are
+    forgiven, or the next one would park it again.
     """
-    return _move(job, (State.FAILED, State.DEAD, State.CANCELED), State.PENDING, available_at=now())
+    forgiven: ColumnElement[int] = literal_column("0")
+    return _move(job, (State.FAILED, State.DEAD, State.CANCELED), State.PENDING, available_at=now(), crashes=forgiven)
 
 
 @cache

@@ -5,20 +5,37 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Executable, Float, ScalarSelect, Table, bindparam, delete, not_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Executable,
+    Float,
+    ScalarSelect,
+    Table,
+    Text,
+    bindparam,
+    case,
+    delete,
+    literal_column,
+    not_,
+    select,
+    update,
+)
 
-from ..functions import now, now_plus, picked
+from ..functions import Payload, ceiling_for, now, now_plus, picked
 from ..states import ACTIVE, TERMINAL, State
 from .guards import UNLEASED, in_states, is_processing, literal_state
 
 
 @cache
 def reap(job: Table) -> Executable:
-    """Return up to `limit` jobs whose lease ran out to `pending`, available now; yields id, topic and attempts.
+    """Return up to `limit` jobs whose lease ran out to `pending`, available now.
 
-    `attempts` stays: a lease that ran out is a crash, not a failure. The guard is repeated outside the locking
-    sub-select, so that a job which finished in between keeps its outcome.
+    Yields id, topic, attempts, crashes and state. `attempts` stays: a lease that ran out is a crash, not a failure.
+    Where the parameter `ceilings` names a number for the topic, the crash that reaches it leaves the job dead instead.
+    The guard is repeated outside the locking sub-select, so that a job which finished in between keeps its outcome.
     """
+    crashes = job.c.crashes + literal_column("1")
+    is_too_many = crashes >= ceiling_for(bindparam("ceilings", type_=Payload()), job.c.topic)
     lapsed = (
         select(job.c.id)
         .where(job.c.locked_by.is_not(None), is_processing(job), job.c.locked_until < now())
@@ -30,8 +47,15 @@ def reap(job: Table) -> Executable:
     return (
         update(job)
         .where(picked(job.c.id, lapsed), is_processing(job), job.c.locked_until < now())
-        .values(state=literal_state(State.PENDING), available_at=now(), updated_at=now(), **UNLEASED)
-        .returning(job.c.id, job.c.topic, job.c.attempts)
+        .values(
+            state=case((is_too_many, literal_state(State.DEAD)), else_=literal_state(State.PENDING)),
+            crashes=crashes,
+            last_error=case((is_too_many, bindparam("reason", type_=Text())), else_=job.c.last_error),
+            available_at=now(),
+            updated_at=now(),
+            **UNLEASED,
+        )
+        .returning(job.c.id, job.c.topic, job.c.attempts, job.c.crashes, job.c.state)
     )
 
 

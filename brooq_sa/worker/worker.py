@@ -125,7 +125,9 @@ class Worker:
         self._event_loop = LoopExecutor(self._conversation.finished, redact)
         heartbeat = Heartbeat(store, for_heartbeat, settings, worker=worker, held=held)
         upkeep = Upkeep()
-        upkeep.add(Reaper(store, for_upkeep, worker=worker, events=self.events).run, settings.effective_reaper_period)
+        ceilings = {topic: kind.options.max_crashes for topic, kind in self._kinds.items() if kind.options.max_crashes}
+        reaper = Reaper(store, for_upkeep, worker=worker, events=self.events, ceilings=ceilings)
+        upkeep.add(reaper.run, settings.effective_reaper_period)
         if settings.retention_ttl:
             retention = Retention(store, for_upkeep, settings, worker=worker)
             upkeep.add(retention.run, settings.effective_retention_period)

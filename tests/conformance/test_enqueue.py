@@ -88,7 +88,7 @@ def target(request: pytest.FixtureRequest, db: Database) -> Iterator[Any]:
 
 
 def test_a_job_exists_if_and_only_if_the_caller_commits(db: Database, target: Any) -> None:
-    """Nothing is there after a rollback, and the job after a commit, whatever is enqueued into; nothing else commits."""
+    """Nothing is there after a rollback, and the job after a commit; nothing else commits."""
     enqueue(target, Email(number=1))
     target.rollback()
     answer = enqueue(target, Email(number=2))

@@ -30,9 +30,11 @@ def load(connection: Connection) -> None:
     for jobs in _JOBS:
         connection.execute(text(f"{_NEW} {jobs}"))
     connection.execute(text("CREATE TABLE past (LIKE job)"))
-    columns = "id, topic, payload, attempts, priority, available_at, created_at, updated_at"
+    columns = "id, topic, payload, attempts, crashes, priority, available_at, created_at, updated_at"
     connection.execute(
-        text(f"INSERT INTO past ({columns}, state) SELECT {columns}, 'pending' FROM job TABLESAMPLE SYSTEM (5) REPEATABLE (1)")
+        text(
+            f"INSERT INTO past ({columns}, state) SELECT {columns}, 'pending' FROM job TABLESAMPLE SYSTEM (5) REPEATABLE (1)"
+        )
     )
     connection.execute(text("ANALYZE past"))
 
@@ -59,7 +61,9 @@ def analysed_before_any_was_taken(connection: Connection) -> None:
     analyse_now(connection)
     _forget(connection)
     columns = connection.execute(
-        text("SELECT attname FROM pg_attribute WHERE attrelid = 'pg_statistic'::regclass AND attnum > 1 ORDER BY attnum")
+        text(
+            "SELECT attname FROM pg_attribute WHERE attrelid = 'pg_statistic'::regclass AND attnum > 1 ORDER BY attnum"
+        )
     ).scalars()
     names = ", ".join(columns)
     connection.execute(
@@ -77,10 +81,10 @@ def _forget(connection: Connection) -> None:
 def _set_size(connection: Connection, *, rows: int) -> None:
     indexes = "SELECT indexrelid FROM pg_index WHERE indrelid = 'job'::regclass"
     connection.execute(
-        text(
-            f"UPDATE pg_class SET reltuples = {rows}, relpages = 0 WHERE oid = 'job'::regclass OR oid IN ({indexes})"
-        )
+        text(f"UPDATE pg_class SET reltuples = {rows}, relpages = 0 WHERE oid = 'job'::regclass OR oid IN ({indexes})")
     )
 
 
-STATISTICS = {each.__name__: each for each in (analyse_now, never_analysed, analysed_empty, analysed_before_any_was_taken)}
+STATISTICS = {
+    each.__name__: each for each in (analyse_now, never_analysed, analysed_empty, analysed_before_any_was_taken)
+}
