@@ -51,7 +51,8 @@ class ConsumedClaim(Claim):
     """A claim to be entered with ``with``: gives the job, and settles it when the block is left.
 
     Leaving it normally is success. An Exception is recorded as the attempt's failure, by the rules for handlers, and
-    goes no further: the loop takes the next job. What ends a program (KeyboardInterrupt, SystemExit) gives the job
+    goes no further: the loop takes the next job. From entering it on, the time limits count: the block is told to stop
+    by ``claim.should_stop``. What ends a program (KeyboardInterrupt, SystemExit) gives the job
     back, its attempt uncharged, and goes on.
     """
 
@@ -64,6 +65,8 @@ class ConsumedClaim(Claim):
         if self._entered_at is not None:
             raise UsageError(f"The claim on job {self.id} was entered before. A claim is entered once.")
         self._entered_at = time.monotonic()
+        self._attempt_ends = self._entered_at + self._policy.attempt_timeout.total_seconds()
+        self._max_execution_ends = self._entered_at + self._policy.max_execution_timeout.total_seconds()
         return self._job
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:

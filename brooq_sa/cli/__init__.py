@@ -12,16 +12,16 @@ from .failing import reported
 
 GROUPS = {
     "Jobs": {
-        "enqueue": ("enqueue", "Put a job into the table."),
-        "worker": ("worker", "Run the jobs of a base until told to stop."),
-        "consume": ("consume", "Run a command for each job of some topics, one by one."),
+        "enqueue": ("enqueue", "Put a job of TOPIC into the table."),
+        "worker": ("worker", "Run the jobs of MODULE:BASE until told to stop."),
+        "consume": ("consume", "Run a command for each job of the topics, one by one, in order."),
     },
     "Looking and deciding": {
-        "jobs": ("look", "List jobs, the last changed first."),
-        "show": ("look", "Show all there is about one job."),
-        "stats": ("look", "Show how deep each topic is, and who holds what."),
+        "jobs": ("look", "List jobs that fit every filter, the last changed first."),
+        "show": ("look", "Show the whole row of one job."),
+        "stats": ("look", "Show how many jobs each topic has in each state."),
         "cancel": ("operate", "Cancel jobs, waiting or running."),
-        "retry": ("operate", "Send failed, dead or canceled jobs round again."),
+        "retry": ("operate", "Send failed, dead or canceled jobs round again, now."),
     },
     "Setting up": {
         "migrate": ("migrate", "Make, change and drop the job table."),

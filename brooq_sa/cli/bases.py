@@ -6,7 +6,9 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +84,15 @@ def _what_and_where(error: BaseException) -> str:
     what = "".join(traceback.format_exception_only(error)[-1:]).strip()
     if isinstance(error, SyntaxError) and error.filename:
         return f"{what} ({error.filename}:{error.lineno})"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_outside(frame.filename)]
-    return f"{what} ({frames[-1].filename}:{frames[-1].lineno})" if frames else what
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(("<frozen ", *_libraries()))]
+    return f"{what} ({own[-1].filename}:{own[-1].lineno})" if own else what
 
 
-def _is_outside(filename: str) -> bool:
-    return not filename.startswith("<frozen ") and not filename.startswith(os.path.dirname(__file__))  # noqa: PTH120 - as above
+def _libraries() -> tuple[str, ...]:
+    """Where code lies that is not the user's: the standard library, what is installed, and this package."""
+    paths = sysconfig.get_paths()
+    return (*(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
 
 
 def _file(module: ModuleType) -> str:

@@ -82,7 +82,7 @@ def consume(
     topics: Sequence[str],
     log_format: str | None,
     log_level: str,
-    **arguments: str | None,
+    **arguments: str | bool | None,
 ) -> None:
     """Run a command for each job of the topics, one by one, in order.
 

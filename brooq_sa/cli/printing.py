@@ -105,16 +105,21 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, rig
     from rich.text import Text
 
     cells = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(headers, *cells, strict=True)]
+    terminal = Console(file=sys.stdout)
+    if terminal.is_terminal:
+        left = terminal.width - sum(widths[:-1]) - GAP * (len(widths) - 1)
+        widths[-1] = min(widths[-1], max(left, LEAST_FOR_LAST))
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    for header in headers:
-        table.add_column(header, justify="right" if header in right else "left", no_wrap=True, overflow="ellipsis")
+    for header, width in zip(headers, widths, strict=True):
+        justify = "right" if header in right else "left"
+        table.add_column(header, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
-    widths = [max(map(cell_len, column)) + GAP for column in zip(headers, *cells, strict=True)]
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    room = console.width if console.is_terminal else 0
-    console.width = max(room, sum(widths[:-1]) + (min(widths[-1], LEAST_FOR_LAST) if room else widths[-1]))
-    console.print(table, soft_wrap=False, crop=False)
+    # Wide enough for all of them, since a narrower console would cut every column; and a width without a height is not
+    # always heeded.
+    width = max(terminal.width, sum(widths) + GAP * len(widths))
+    Console(file=sys.stdout, width=width, height=terminal.height).print(table, crop=False)
 
 
 def first_line(text: str | None, limit: int = 200) -> str:

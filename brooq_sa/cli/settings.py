@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from brooq_sa.durations import format_duration
-from brooq_sa.settings import NAMES, VARIABLES, WorkerSettings, load_settings
+from brooq_sa.settings import NAMES, SWITCHES, VARIABLES, WorkerSettings, load_settings
 
 from .options import DOTENV
 
@@ -30,6 +30,7 @@ SETTINGS = {
     "retention_batch": "How many of them are deleted in one transaction.",
     "retention_period": "Between looks for those.",
     "grace": "How long a stop waits for running jobs before it tells them to stop.",
+    "wake": "Whether to be woken when jobs are enqueued, on PostgreSQL, and not only to look now and then.",
 }
 """The help of each setting; what is left open here is said in `WorkerSettings`."""
 
@@ -64,12 +65,16 @@ def log_options(command: F) -> F:
     """The options ``log_format`` and ``log_level``."""
     for option in (
         click.option(
-            "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+            "--log-level",
+            type=click.Choice(["debug", "info", "warning", "error"]),
+            default="info",
+            show_default=True,
+            help="The lowest level that is logged.",
         ),
         click.option(
             "--log-format",
             type=click.Choice(["console", "json"]),
-            help="[default: console on a terminal, json elsewhere]",
+            help="How the log is written.  [default: console on a terminal, json elsewhere]",
         ),
     ):
         command = option(command)
@@ -78,6 +83,8 @@ def log_options(command: F) -> F:
 
 def _option(name: str) -> Callable[[F], F]:
     note = f"{SETTINGS[name]}  [env var: {VARIABLES[name]}; default: {_default(name)}]"
+    if name in SWITCHES:
+        return click.option(f"--{name}/--no-{name}", name, default=None, help=note)
     return click.option(f"--{name.replace('_', '-')}", name, metavar=_metavar(name), help=note)
 
 
@@ -85,6 +92,8 @@ def _default(name: str) -> str:
     value = getattr(WorkerSettings, name)
     if value is None:
         return COMPUTED[name]
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return str(value) if isinstance(value, int) else format_duration(value)
 
 

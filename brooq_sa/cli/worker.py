@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from brooq_sa.durations import format_duration
+
 from .bases import load_base
 from .codes import DONE, ENDED_AT_ONCE, REFUSED, Command
 from .options import url_option
@@ -45,7 +47,7 @@ def worker(
     name: str | None,
     log_format: str | None,
     log_level: str,
-    **arguments: str | None,
+    **arguments: str | bool | None,
 ) -> None:
     """Run the jobs of MODULE:BASE until told to stop.
 
@@ -78,10 +80,12 @@ def _check_table(engine: Engine, base: type[JobBase]) -> None:
 
 def _work(engine: Engine, base: type[JobBase], stopping: Stopping, **options: Any) -> None:
     from brooq_sa import Worker
+    from brooq_sa.log import get_logger
 
     runner = Worker(engine, base, **options)
     runner.start()
     stopping.wait()
+    get_logger().info("worker_stopping", worker=runner.id, grace=format_duration(runner.settings.grace))
     # On a thread of its own, so that this one hears a second signal whatever the stop is waiting for.
     with ThreadPoolExecutor(1, "stop") as thread:
         thread.submit(runner.stop).result()

@@ -211,9 +211,7 @@ class _Demonstration:
         self._display.say(f"{' and '.join(worker.name for worker in self._workers)} stopped in good order")
 
     def _conclude(self, enqueued: int) -> bool:
-        expected = Expected(
-            enqueued=enqueued, rolled_back=ROLLED_BACK, failing=FAILING, left_behind=self._left_behind
-        )
+        expected = Expected(enqueued=enqueued, rolled_back=ROLLED_BACK, failing=FAILING, left_behind=self._left_behind)
         with self._engine.connect() as connection:
             lines = numbers.table(numbers.count(connection), expected)
             largest = numbers.largest(connection, LARGEST)

@@ -92,7 +92,12 @@ class Display:
     def table(self, lines: Sequence[Line]) -> None:
         """The final table."""
         table = Table(box=None, padding=(0, 3, 0, 0))
-        for header, justify in (("counted in the database", "left"), ("jobs", "right"), ("expected", "right"), ("", "left")):
+        for header, justify in (
+            ("counted in the database", "left"),
+            ("jobs", "right"),
+            ("expected", "right"),
+            ("", "left"),
+        ):
             table.add_column(header, justify=justify)  # type: ignore[arg-type]  # both are words that rich knows
         for line in lines:
             mark = Text(self._right, "green") if line.is_right else Text(self._wrong, "bold red")

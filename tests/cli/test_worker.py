@@ -1,0 +1,185 @@
+"""``brooq-sa worker``, as a real process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from brooq_sa import RawJob, enqueue
+from databases import Database
+from processes import Child, Processes
+from waiting import wait_until
+
+JOBS = """
+import time
+from pathlib import Path
+from brooq_sa import JobBase
+
+class AppJob(JobBase):
+    pass
+
+class Quick(AppJob, topic="quick"):
+    n: int
+    def run(self, claim):
+        print("ran", self.n, flush=True)
+
+class Slow(AppJob, topic="slow"):
+    def run(self, claim):
+        print("slow has begun", flush=True)
+        while not Path("go").exists():
+            time.sleep(0.02)
+
+class Patient(AppJob, topic="patient"):
+    def run(self, claim):
+        print("patient has begun", flush=True)
+        claim.should_stop.wait(60)
+
+class Coroutine(AppJob, topic="coroutine"):
+    async def run(self, claim):
+        print("ran a coroutine", flush=True)
+"""
+
+QUICKLY = ("--poll-interval", "50ms")
+
+
+@pytest.fixture
+def start(processes: Processes, db: Database) -> Any:
+    """Starts a worker process on the database under test."""
+    (processes.folder / "own_jobs.py").write_text(JOBS, encoding="utf-8")
+
+    def run(*arguments: str, **environment: str) -> Child:
+        return processes.module(
+            "brooq_sa", "worker", "own_jobs:AppJob", *QUICKLY, *arguments, env={"DATABASE_URL": db.url, **environment}
+        )
+
+    return run
+
+
+def put(db: Database, topic: str, payload: Any = None) -> None:
+    with db.engine.begin() as connection:
+        enqueue(connection, RawJob(topic, payload or {}))
+
+
+def test_runs_jobs_and_drains(start: Any, db: Database) -> None:
+    """It runs what is there and what comes; SIGTERM lets the running job end, leaves the rest, exit code 0 (T6)."""
+    put(db, "quick", {"n": 1})
+    worker = start("--workers", "1")
+    worker.wait_for_output("ran 1")
+    put(db, "slow")
+    worker.wait_for_output("slow has begun")
+    put(db, "quick", {"n": 2})
+    worker.send(signal.SIGTERM)
+    worker.wait_for_output("worker_stopping")
+    (worker.log.parent / "go").touch()
+    assert worker.wait() == 0, worker.output()
+    assert [row["state"] for row in db.rows(topic="slow")] == ["done"]
+    assert db.rows(state="processing") == []
+    assert [row["attempts"] for row in db.rows(topic="quick")] == [1, 0]
+
+
+def test_grace(start: Any, db: Database) -> None:
+    """A job that outlasts the grace is told to stop and given back, its attempt uncharged; exit code 0 (T6)."""
+    put(db, "patient")
+    worker = start("--grace", "0s")
+    worker.wait_for_output("patient has begun")
+    worker.send(signal.SIGINT)
+    assert worker.wait() == 0, worker.output()
+    row = db.row()
+    assert (row["state"], row["attempts"], row["locked_by"]) in {("pending", 0, None), ("done", 1, None)}
+
+
+def test_second_signal_ends_at_once(start: Any, db: Database) -> None:
+    """A second signal ends the process at once; its job is left to its lease (T6)."""
+    put(db, "slow")
+    worker = start("--lease", "1s")
+    worker.wait_for_output("slow has begun")
+    worker.send(signal.SIGTERM)
+    wait_until(lambda: not worker.is_running or _send(worker, signal.SIGTERM), what="an end", timeout=10)
+    assert worker.wait() == 128 + signal.SIGTERM
+    assert db.row()["state"] == "processing"
+    db.shift_clock(timedelta(seconds=5))
+    (worker.log.parent / "go").touch()
+    again = start("--reaper-period", "100ms")
+    wait_until(lambda: db.row()["state"] == "done", what="the job being done by another worker", timeout=20)
+    again.send(signal.SIGTERM)
+    assert again.wait() == 0
+
+
+def _send(child: Child, number: signal.Signals) -> bool:
+    child.send(number)
+    return False
+
+
+def test_topics_name_and_coroutines(start: Any, db: Database) -> None:
+    """--topic leaves the others alone; --name begins the name that holds the jobs; coroutines run."""
+    put(db, "quick", {"n": 1})
+    put(db, "coroutine")
+    put(db, "patient")
+    worker = start("--topic", "coroutine", "--topic", "patient", "--name", "tester", "--grace", "0s")
+    worker.wait_for_output("ran a coroutine")
+    worker.wait_for_output("patient has begun")
+    assert db.rows(topic="patient")[0]["locked_by"].startswith("tester-")
+    assert db.rows(topic="quick")[0]["attempts"] == 0
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_log_lines(start: Any, db: Database) -> None:
+    """In a pipe the log is a JSON object a line, with the job's id, topic, attempt and worker (W3)."""
+    put(db, "quick", {"n": 1})
+    worker = start()
+    worker.wait_for_output("job_done")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    lines = [json.loads(line) for line in worker.output().splitlines() if line.startswith("{")]
+    [done] = [line for line in lines if line["event"] == "job_done"]
+    assert (done["job_id"], done["topic"], done["attempt"]) == (str(db.row()["id"]), "quick", 1)
+    assert {"worker_started", "worker_stopped"} <= {line["event"] for line in lines}
+    assert len({line["worker"] for line in lines if "worker" in line}) == 1
+
+
+def test_settings_from_everywhere(start: Any, processes: Processes, db: Database) -> None:
+    """All problems of all places are told at once, by name, exit code 2 (U3)."""
+    (processes.folder / ".env").write_text("QUEUE_POLL_INTERVAL=-1s\nQUEUE_WORKERS=0\n", encoding="utf-8")
+    worker = start("--lease", "5", "--poll-interval", "", QUEUE_BACKOFF_MAX="x")
+    assert worker.wait() == 2
+    output = worker.output()
+    assert "lease: Duration '5' has no unit" in output
+    assert "QUEUE_WORKERS (.env): 0 is out of range" in output
+    assert "QUEUE_BACKOFF_MAX: Duration 'x'" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    "target,code,message",
+    [
+        ("own_nothing:AppJob", 2, "Module 'own_nothing' was not found"),
+        ("own_broken:AppJob", 1, "Module 'own_broken' was found, but failed while it was imported: ZeroDivisionError"),
+        ("own_jobs:Nothing", 2, "has no attribute 'Nothing'. Give own_jobs:AppJob."),
+        ("own_empty:AppJob", 1, "has no job class with a handler"),
+    ],
+)
+def test_base_that_cannot_be_run(processes: Processes, sqlite: Database, target: str, code: int, message: str) -> None:
+    """A base that is not found, fails or has no handler is told apart, and nothing starts."""
+    (processes.folder / "own_jobs.py").write_text(JOBS, encoding="utf-8")
+    (processes.folder / "own_broken.py").write_text("1 / 0", encoding="utf-8")
+    (processes.folder / "own_empty.py").write_text(
+        "from brooq_sa import JobBase\nclass AppJob(JobBase): pass\n", encoding="utf-8"
+    )
+    worker = processes.module("brooq_sa", "worker", target, "--url", sqlite.url)
+    assert worker.wait() == code
+    assert message in worker.output()
+    assert "Traceback" not in worker.output()
+
+
+def test_missing_table_at_start(processes: Processes, tmp_path: Any) -> None:
+    """A worker on a database without the table ends at once, with the way to make it (M1)."""
+    (processes.folder / "own_jobs.py").write_text(JOBS, encoding="utf-8")
+    (tmp_path / "empty.db").touch()
+    worker = processes.module("brooq_sa", "worker", "own_jobs:AppJob", "--url", f"sqlite:///{tmp_path}/empty.db")
+    assert worker.wait() == 1
+    assert "brooq-sa migrate upgrade" in worker.output()
