@@ -25,6 +25,7 @@ FAST: dict[str, Any] = {
     "reaper_period": "100ms",
     "backoff_base": "0s",
     "backoff_max": "0s",
+    "wake": False,
 }
 """Settings under which nothing takes long."""
 
