@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
+import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, MetaData, create_engine, event, select, text
+import pytest
+from sqlalchemy import Connection, MetaData, NullPool, create_engine, event, select, text
 from sqlalchemy.exc import OperationalError
 
 import brooq_sa
-from brooq_sa import Claim, JobBase, NewJob, RawJob, Worker, enqueue, enqueue_many, migrations
-from brooq_sa.events import Event, JobDone, JobLeaseLost
+from brooq_sa import Claim, JobBase, NewJob, RawJob, StopCause, Worker, enqueue, enqueue_many, migrations
 from brooq_sa.functions import now
 from brooq_sa.store import JobStore
 from databases import JOB, Database
@@ -38,13 +38,18 @@ class Typed(AppJob, topic="typed"):
 
 
 class Reading(AppJob, topic="reading"):
-    """A job whose handler holds a transaction open."""
-
-    seconds: float
+    """A job whose handler holds a transaction open, until it is told to stop or the test lets it go."""
 
     def run(self, claim: Claim) -> None:
         claim.session.execute(text("SELECT 1"))
-        time.sleep(self.seconds)
+        OPENED.set()
+        while not claim.should_stop.wait(0.01) and not LET_GO.is_set():
+            pass
+        CAUSES.append(claim.cause)
+
+
+OPENED, LET_GO = threading.Event(), threading.Event()
+CAUSES: list[StopCause | None] = []
 
 
 class QueueJob(JobBase):
@@ -142,53 +147,47 @@ def test_many_jobs_are_one_statement_on_postgresql(db: Database) -> None:
     assert len([sql for sql in sent if "INSERT" in sql]) == {"postgresql": 1, "sqlite": 1 + 3}[db.name]
 
 
-def worked(db: Database, job: JobBase, until: Callable[[list[Event]], object], **settings: Any) -> list[Event]:
-    """What a worker tells of while it runs a job."""
+@pytest.fixture
+def reading(request: pytest.FixtureRequest, db: Database) -> Iterator[None]:
+    """A handler that has its session open, under a lease that is the fixture's parameter."""
+    OPENED.clear()
+    LET_GO.clear()
+    CAUSES.clear()
     with db.engine.begin() as connection:
-        enqueue(connection, job)
-    facts: list[Event] = []
-    worker = Worker(db.engine, AppJob, poll_interval="20ms", **settings)
-    worker.events.subscribe(facts.append)
-    with worker:
-        wait_until(lambda: until(facts), what="the fact that was waited for", timeout=30)
-    return facts
+        enqueue(connection, Reading())
+    try:
+        with Worker(db.engine, AppJob, topics=["reading"], poll_interval="20ms", lease=request.param):
+            assert OPENED.wait(30)
+            yield
+            LET_GO.set()
+            wait_until(lambda: CAUSES, what="the handler's end")
+    finally:
+        LET_GO.set()
 
 
-def ended(facts: list[Event]) -> list[Event]:
-    return [fact for fact in facts if isinstance(fact, JobDone | JobLeaseLost)]
-
-
+@pytest.mark.parametrize("reading", ["2s"], indirect=True)
+@pytest.mark.usefixtures("reading")
 def test_a_long_transaction_costs_the_lease_on_sqlite(db: Database) -> None:
     """A handler that holds claim.session open for longer than the lease keeps SQLite's heartbeat from writing."""
-    facts = worked(db, Reading(seconds=2.5), ended, lease="1s")
-    assert type(ended(facts)[0]) is {"postgresql": JobDone, "sqlite": JobLeaseLost}[db.name]
+    if db.name == "sqlite":
+        wait_until(lambda: CAUSES == [StopCause.LEASE_LOST], what="the handler being told")
+    else:
+        first = db.row()["locked_until"]
+        wait_until(lambda: db.row()["locked_until"] > first + timedelta(seconds=2), what="the lease being renewed")
+        assert CAUSES == []
 
 
+@pytest.mark.parametrize("reading", ["2m"], indirect=True)
+@pytest.mark.usefixtures("reading")
 def test_a_handlers_transaction_keeps_writers_out_on_sqlite(db: Database) -> None:
     """While claim.session is open, an enqueue elsewhere waits on SQLite, and does not on PostgreSQL."""
-    impatient = create_engine(db.url)
+    impatient = create_engine(db.url, poolclass=NullPool)
     if db.name == "sqlite":
         brooq_sa.sqlite.configure(impatient, busy_timeout=timedelta(milliseconds=50))
-    refused: list[bool] = []
-
-    def tried(facts: list[Event]) -> bool:
-        if not refused and db.states() == ["processing"]:
-            refused.append(is_locked(impatient))
-        return bool(refused and ended(facts))
-
-    worked(db, Reading(seconds=1.0), tried)
-    impatient.dispose()
-    assert refused == [db.name == "sqlite"]
-
-
-def is_locked(engine: Any) -> bool:
-    time.sleep(0.2)  # the handler's first statement follows the claim at once; a later look would find it open still
-    try:
-        with engine.begin() as connection:
-            enqueue(connection, RawJob("other", None))
-    except OperationalError as error:
-        return "locked" in str(error.orig)
-    return False
+    refused = pytest.raises(OperationalError, match="locked") if db.name == "sqlite" else nullcontext()
+    with refused, impatient.begin() as connection:
+        enqueue(connection, RawJob("other", None))
+    assert CAUSES == []
 
 
 def test_a_schema_is_an_attached_database_on_sqlite(db: Database, tmp_path: Path) -> None:
