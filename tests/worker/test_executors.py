@@ -26,6 +26,10 @@ class Ended:
     def __init__(self) -> None:
         self.queue: SimpleQueue[Finished] = SimpleQueue()
 
+    def __call__(self, finished: Finished) -> bool:
+        self.queue.put(finished)
+        return False
+
     def next(self) -> Finished:
         return self.queue.get(timeout=10)
 
@@ -40,14 +44,14 @@ def ended() -> Ended:
 
 @pytest.fixture
 def threads(ended: Ended) -> Iterator[ThreadExecutor]:
-    executor = ThreadExecutor(ended.queue.put, None)
+    executor = ThreadExecutor(ended, None)
     yield executor
     executor.stop()
 
 
 @pytest.fixture
 def loop(ended: Ended) -> Iterator[LoopExecutor]:
-    executor = LoopExecutor(ended.queue.put, None)
+    executor = LoopExecutor(ended, None)
     yield executor
     executor.stop(5)
 
@@ -77,8 +81,8 @@ class TestThreads:
     def test_none_is_made_before_it_is_needed(self, ended: Ended) -> None:
         """Building an executor starts nothing (I9)."""
         before = threading.active_count()
-        ThreadExecutor(ended.queue.put, None)
-        LoopExecutor(ended.queue.put, None)
+        ThreadExecutor(ended, None)
+        LoopExecutor(ended, None)
         assert threading.active_count() == before
 
     @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), ValueError("no")])
@@ -123,7 +127,7 @@ class TestThreads:
 
     def test_stopping_ends_idle_threads(self, ended: Ended) -> None:
         """After a stop no thread is left."""
-        executor = ThreadExecutor(ended.queue.put, None)
+        executor = ThreadExecutor(ended, None)
         executor.submit([assignment(lambda job, claim: None)])
         ended.next()
         executor.stop()
@@ -221,7 +225,7 @@ class TestLoop:
 
     def test_stopping_cancels_what_is_left(self, ended: Ended) -> None:
         """A stop cancels attempts and the tasks that handlers left behind, and ends the thread."""
-        executor = LoopExecutor(ended.queue.put, None)
+        executor = LoopExecutor(ended, None)
         left_behind: list[asyncio.Task[bool]] = []
 
         async def leave_one(job: Any, claim: Any) -> None:
@@ -253,4 +257,4 @@ class TestLoop:
 
     def test_stopping_a_loop_that_never_ran(self, ended: Ended) -> None:
         """There is nothing to stop where no async job came."""
-        LoopExecutor(ended.queue.put, None).stop(5)
+        LoopExecutor(ended, None).stop(5)
