@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -102,6 +103,9 @@ class _Claim(Generic[S]):
         self._attempt_ends = math.inf
         self._max_execution_ends = math.inf
         self._is_renewed = True
+        self._told_at = math.inf
+        self._has_ended = False
+        self._is_hung = False
 
     @property
     def session(self) -> S:
@@ -147,7 +151,7 @@ class _Claim(Generic[S]):
     @property
     def _is_lost(self) -> bool:
         """Whether nothing may be written for this claim any more."""
-        return self.cause in (StopCause.LEASE_LOST, StopCause.CANCELED)
+        return self._is_hung or self.cause in (StopCause.LEASE_LOST, StopCause.CANCELED)
 
     def _stop(self, cause: StopCause) -> None:
         """Tell the attempt to stop. The first cause stands, but that the lease is lost outweighs any other.
@@ -158,6 +162,7 @@ class _Claim(Generic[S]):
             return
         if self.cause is None or cause in (StopCause.LEASE_LOST, StopCause.CANCELED):
             self.cause = cause
+        self._told_at = min(self._told_at, time.monotonic())
         self.should_stop._set()
         if self._interrupt is not None:
             self._interrupt()
@@ -167,6 +172,11 @@ class _Claim(Generic[S]):
         self._interrupt = interrupt
         if self.should_stop:
             interrupt()
+
+    def _begin_again(self) -> None:
+        """Forget what the handler has done, so that it can be run once more; its session is to be closed."""
+        self._chained.clear()
+        self._is_over = False
 
     def _settle_in(self, session: Session) -> None:
         """Write the job's success into the session's transaction, with all that goes with it.
@@ -206,6 +216,9 @@ class Claim(_Claim[Session]):
     def _close(self) -> None:
         """End the claim: what its session has not committed is rolled back."""
         self._is_over = True
+        self._close_session()
+
+    def _close_session(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -226,6 +239,9 @@ class AsyncClaim(_Claim["AsyncSession"]):
 
     async def _close(self) -> None:
         self._is_over = True
+        await self._close_session()
+
+    async def _close_session(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()

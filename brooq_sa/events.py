@@ -77,6 +77,18 @@ class JobLeaseLost(Event):
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class HandlerHung(Event):
+    """The handler outlived being told to stop by the watchdog's grace; its slot was given to another."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class LateOutcomeRefused(Event):
+    """A handler that had been given up came to an end after all; nothing of it was written."""
+
+
 Subscriber = Callable[[Event], None]
 
 

@@ -73,6 +73,7 @@ class JobBase:
             backoff_max: timedelta | str = ...,
             priority: int = ...,
             max_crashes: int = ...,
+            conflict_reruns: int = ...,
             abstract: bool = ...,
             metadata: MetaData = ...,
             schema: str | None = ...,

@@ -45,6 +45,7 @@ class Policy:
     max_execution_timeout: timedelta
     backoff_base: timedelta
     backoff_max: timedelta
+    conflict_reruns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,8 @@ class KindOptions:
         backoff_max: the longest delay.
         priority: of jobs that are enqueued without one; the smaller goes first. Default 0.
         max_crashes: the crash of its worker that leaves a job dead; None, the default, never does.
+        conflict_reruns: how often a handler whose ``claim.session`` lost out to another transaction (a deadlock, a
+            serialization failure, a locked SQLite database) is run again within the attempt. 0 is never. Default 3.
     """
 
     max_attempts: int | None = None
@@ -68,6 +71,7 @@ class KindOptions:
     backoff_max: timedelta | None = None
     priority: int = 0
     max_crashes: int | None = None
+    conflict_reruns: int = 3
 
     def policy(self, settings: WorkerSettings) -> Policy:
         """The options, with the worker's settings for those that are None.
@@ -86,10 +90,12 @@ class KindOptions:
             max_execution_timeout=longest_run,
             backoff_base=min(settings.backoff_base, longest_wait) if self.backoff_base is None else self.backoff_base,
             backoff_max=longest_wait,
+            conflict_reruns=self.conflict_reruns,
         )
 
 
 OPTION_NAMES = tuple(field.name for field in dataclasses.fields(KindOptions))
+_ALLOWED = {"priority": PRIORITIES, "conflict_reruns": range(101)}
 _DURATIONS = ("attempt_timeout", "max_execution_timeout", "backoff_base", "backoff_max")
 
 
@@ -117,8 +123,7 @@ def _read_option(name: str, value: Any) -> Any:
         raise OptionError(f"There is no option {name!r}. Options are topic, {', '.join(OPTION_NAMES)} and abstract.")
     if name in _DURATIONS:
         return _read_duration(name, value)
-    allowed = PRIORITIES if name == "priority" else range(1, MAX_ATTEMPTS + 1)
-    return check_integer(name, value, allowed)
+    return check_integer(name, value, _ALLOWED.get(name, range(1, MAX_ATTEMPTS + 1)))
 
 
 def _read_duration(name: str, value: Any) -> timedelta:

@@ -37,7 +37,14 @@ def get_logger() -> Any:
     return structlog.get_logger(NAME) if structlog.is_configured() else _embedded
 
 
-_LEVELS = {"JobDead": "error", "JobFailed": "warning", "JobLeaseLost": "warning", "JobClaimed": "debug"}
+_LEVELS = {
+    "JobDead": "error",
+    "HandlerHung": "error",
+    "LateOutcomeRefused": "warning",
+    "JobFailed": "warning",
+    "JobLeaseLost": "warning",
+    "JobClaimed": "debug",
+}
 
 
 def log_event(event: Any) -> None:

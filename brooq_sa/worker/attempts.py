@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,8 +19,15 @@ from ..exc import LeaseLost, PreserveAttempt, UsageError
 from ..kinds import Kind, Policy
 from ..log import get_logger
 from ..outcomes import Redact, after, done, released
+from ..retry import backoff
 from ..states import StopCause
 from ..store import Outcome
+
+CONFLICTS = ("40001", "40P01")
+"""PostgreSQL's serialization_failure and deadlock_detected."""
+
+FIRST_RERUN = timedelta(milliseconds=50)
+LAST_RERUN = timedelta(seconds=2)
 
 
 @dataclass(slots=True)
@@ -28,12 +36,14 @@ class Assignment:
 
     Attributes:
         started_at: by the monotonic clock; None while it waits for its slot.
+        reruns: how often the handler was run again after a conflict.
     """
 
     claim: Any
     kind: Kind
     policy: Policy
     started_at: float | None = None
+    reruns: int = 0
 
     def begin(self) -> None:
         """The slot is here: from now on the time limits count."""
@@ -60,33 +70,81 @@ class Finished:
 def run(assignment: Assignment, redact: Redact | None) -> Finished:
     """Run a ``def`` handler. Returns whatever happens: nothing that a handler raises leaves its slot."""
     claim: Claim = assignment.claim
-    is_written = False
     assignment.begin()
-    try:
-        job = assignment.kind.codec.decode(claim.payload)
-        _refuse_unrun(_handler(assignment)(job, claim), assignment.kind)
-        is_written = claim._complete()
-        outcome: Outcome | None = done(claim._holding)
-    except BaseException as error:  # noqa: BLE001 - SystemExit too ends an attempt, and not the worker
-        outcome = _outcome_of(error, assignment, redact)
-    _close(claim)
-    return Finished(claim, outcome, _elapsed(assignment), is_written)
+    while True:
+        is_written = False
+        try:
+            job = assignment.kind.codec.decode(claim.payload)
+            _refuse_unrun(_handler(assignment)(job, claim), assignment.kind)
+            is_written = claim._complete()
+            outcome: Outcome | None = done(claim._holding)
+        except BaseException as error:  # noqa: BLE001 - SystemExit too ends an attempt, and not the worker
+            if pause := _pause_after_conflict(error, assignment):
+                claim._begin_again()
+                _close(claim, claim._close_session)
+                if not claim.should_stop.wait(pause):
+                    continue
+            outcome = _outcome_of(error, assignment, redact)
+        _close(claim, claim._close)
+        return Finished(claim, outcome, _elapsed(assignment), is_written)
 
 
 async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
     """Run an ``async def`` handler, as `run` does."""
     claim: AsyncClaim = assignment.claim
-    is_written = False
     assignment.begin()
-    try:
-        job = assignment.kind.codec.decode(claim.payload)
-        await _handler(assignment)(job, claim)
-        is_written = await claim._complete()
-        outcome: Outcome | None = done(claim._holding)
-    except BaseException as error:  # noqa: BLE001 - as above
-        outcome = _outcome_of(error, assignment, redact)
-    await _close_async(claim)
-    return Finished(claim, outcome, _elapsed(assignment), is_written)
+    while True:
+        is_written = False
+        try:
+            job = assignment.kind.codec.decode(claim.payload)
+            await _handler(assignment)(job, claim)
+            is_written = await claim._complete()
+            outcome: Outcome | None = done(claim._holding)
+        except BaseException as error:  # noqa: BLE001 - as above
+            if pause := _pause_after_conflict(error, assignment):
+                claim._begin_again()
+                await _close_async(claim, claim._close_session())
+                with suppress(asyncio.CancelledError):  # told to stop
+                    await asyncio.sleep(pause)
+                if not claim.should_stop:
+                    continue
+            outcome = _outcome_of(error, assignment, redact)
+        await _close_async(claim, claim._close())
+        return Finished(claim, outcome, _elapsed(assignment), is_written)
+
+
+def _pause_after_conflict(error: BaseException, assignment: Assignment) -> float | None:
+    """Seconds until the handler is run again, if its session lost out to another transaction; None if it is not to be.
+
+    Nothing of it was committed, and the same work will most likely succeed: PostgreSQL's manual (section 13.5) has
+    applications prepared for that. It is no failure of the job, so the attempt goes on.
+    """
+    claim = assignment.claim
+    if (
+        claim._session is None
+        or claim.should_stop
+        or assignment.reruns >= assignment.policy.conflict_reruns
+        or not is_conflict(error)
+    ):
+        return None
+    assignment.reruns += 1
+    get_logger().info(
+        "handler_rerun", job_id=str(claim.id), topic=claim.topic, attempt=claim.attempt, worker=claim.worker
+    )
+    return backoff(assignment.reruns, FIRST_RERUN, LAST_RERUN).total_seconds()
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the error, or its cause, says that one transaction had to give way to another."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, DBAPIError):
+            state = getattr(cause.orig, "sqlstate", getattr(cause.orig, "pgcode", None))
+            return state in CONFLICTS or getattr(cause.orig, "sqlite_errorname", "").startswith("SQLITE_BUSY")
+        seen.add(id(cause))
+        cause = cause.__cause__
+    return False
 
 
 def _handler(assignment: Assignment) -> Callable[[Any, Any], Any]:
@@ -147,17 +205,17 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
     return error
 
 
-def _close(claim: Claim) -> None:
+def _close(claim: Claim, close: Callable[[], None]) -> None:
     try:
-        claim._close()
+        close()
     except Exception:  # noqa: BLE001 - a session of the user's may raise anything
         get_logger().warning("session_not_closed", job_id=str(claim.id), topic=claim.topic, exc_info=True)
 
 
-async def _close_async(claim: AsyncClaim) -> None:
+async def _close_async(claim: AsyncClaim, close: Coroutine[Any, Any, None]) -> None:
     # Shielded: a second cancellation must not leave a connection checked out.
     try:
-        await asyncio.shield(claim._close())
+        await asyncio.shield(close)
     except (Exception, asyncio.CancelledError):  # noqa: BLE001 - as above
         get_logger().warning("session_not_closed", job_id=str(claim.id), topic=claim.topic, exc_info=True)
 

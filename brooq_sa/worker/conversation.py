@@ -97,12 +97,39 @@ class Conversation:
 
     # What other threads call.
 
-    def finished(self, finished: Finished) -> None:
-        """An attempt has ended: its slot is free, and its outcome is to be written."""
+    def finished(self, finished: Finished) -> bool:
+        """An attempt has ended: its slot is free, and its outcome is to be written.
+
+        Returns:
+            True if it had been given up as hung: its slot is somebody else's, and its outcome is refused.
+        """
+        claim = finished.claim
         with self._changed:
+            if not claim._is_hung:
+                claim._has_ended = True
+                self._running -= 1
+                self._outbox.append(finished)
+                self._changed.notify_all()
+                return False
+        self._events.publish(facts.late(claim))
+        return True
+
+    def hung(self, finished: Finished) -> bool:
+        """An attempt does not end: its slot is given up, and this outcome is to be written.
+
+        Returns:
+            False if it has ended at the last moment.
+        """
+        claim = finished.claim
+        with self._changed:
+            if claim._has_ended:
+                return False
+            claim._is_hung = True
             self._running -= 1
             self._outbox.append(finished)
             self._changed.notify_all()
+        self._events.publish(facts.hung(claim))
+        return True
 
     def give_back(self, assignments: Iterable[Assignment]) -> None:
         """Attempts cannot begin: their jobs are to be released as if they had not been taken."""

@@ -12,7 +12,11 @@ from ..log import get_logger
 from ..outcomes import Redact
 from .attempts import Assignment, Finished, run, run_async
 
-Finish = Callable[[Finished], None]
+PATIENCE = 1.0
+"""Seconds that an event loop has to show that it turns."""
+
+Finish = Callable[[Finished], bool | None]
+"""Takes an attempt that has ended; true if it had been given up, and its slot is somebody else's."""
 
 
 class ThreadExecutor:
@@ -25,6 +29,7 @@ class ThreadExecutor:
         self._lock = threading.Lock()
         self._unfinished = 0
         self._threads: list[threading.Thread] = []
+        self._stuck = 0
 
     def submit(self, assignments: Sequence[Assignment]) -> None:
         """Run them.
@@ -33,13 +38,19 @@ class ThreadExecutor:
             RuntimeError: the system gives no more threads. None of them is run.
         """
         with self._lock:
-            while len(self._threads) < self._unfinished + len(assignments):
+            while len(self._threads) - self._stuck < self._unfinished + len(assignments):
                 thread = threading.Thread(target=self._serve, name=f"brooq-slot-{len(self._threads)}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
             self._unfinished += len(assignments)
         for assignment in assignments:
             self._waiting.put(assignment)
+
+    def replace(self) -> None:
+        """One handler is given up: its thread counts no more, and another may be made in its place."""
+        with self._lock:
+            self._unfinished -= 1
+            self._stuck += 1
 
     def take_unstarted(self) -> list[Assignment]:
         """Take back what no thread has begun."""
@@ -63,22 +74,37 @@ class ThreadExecutor:
             finished = run(assignment, self._redact)
             with self._lock:
                 self._unfinished -= 1
-            self._finish(finished)
+            if self._finish(finished):
+                self._retire()
+                return
+
+    def _retire(self) -> None:
+        """This thread's handler had been given up, and its place taken."""
+        with self._lock:
+            self._unfinished += 1
+            self._stuck -= 1
+            self._threads.remove(threading.current_thread())
 
 
 class LoopExecutor:
     """Runs ``async def`` handlers, each as a task of one event loop on a thread of its own."""
 
-    def __init__(self, finish: Finish, redact: Redact | None) -> None:
+    def __init__(self, finish: Finish, redact: Redact | None, on_replaced: Callable[[], None] = lambda: None) -> None:
         self._finish = finish
         self._redact = redact
+        self._on_replaced = on_replaced
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._is_stopping = False
+        self._retired: set[asyncio.AbstractEventLoop] = set()
+        self._unbegun: dict[int, Assignment] = {}
+        self._lock = threading.Lock()
 
     def submit(self, assignments: Sequence[Assignment]) -> None:
         loop = self._loop or self._start()
+        with self._lock:
+            self._unbegun.update((id(assignment), assignment) for assignment in assignments)
         loop.call_soon_threadsafe(self._begin, list(assignments))
 
     def _start(self) -> asyncio.AbstractEventLoop:
@@ -95,7 +121,7 @@ class LoopExecutor:
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            while not self._is_stopping:
+            while not (self._is_stopping or loop in self._retired):
                 self._run(loop)
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
@@ -120,6 +146,9 @@ class LoopExecutor:
             task.add_done_callback(self._tasks.discard)
 
     async def _attempt(self, assignment: Assignment) -> None:
+        with self._lock:
+            if self._unbegun.pop(id(assignment), None) is None:
+                return  # this loop had been blocked, and another has begun it
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         claim = assignment.claim
 
@@ -131,6 +160,31 @@ class LoopExecutor:
         claim._interrupted_by(lambda: loop.call_soon_threadsafe(cancel))
         finished = await run_async(assignment, self._redact)
         self._finish(finished)
+
+    def replace(self) -> None:
+        """One handler is given up: if it holds the whole loop up, begin another loop for those to come."""
+        loop = self._loop
+        if loop is None:
+            return
+        answered = threading.Event()
+        loop.call_soon_threadsafe(answered.set)
+        if not answered.wait(PATIENCE):
+            get_logger().error("event_loop_blocked")
+            self._retired.add(loop)
+            loop.call_soon_threadsafe(self._end_when_empty, loop)
+            self._loop = self._thread = None
+            self._on_replaced()
+            with self._lock:
+                unbegun = list(self._unbegun.values())
+            if unbegun:
+                self.submit(unbegun)
+
+    def _end_when_empty(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End a loop that was blocked, once the attempts that had begun on it are over."""
+        if asyncio.all_tasks(loop):
+            loop.call_later(PATIENCE, self._end_when_empty, loop)
+        else:
+            loop.stop()
 
     def call(self, work: Callable[[], Any]) -> None:
         """Run a coroutine function on the loop, and wait for it; nothing if the loop never ran."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from ..events import Event, JobCanceled, JobDead, JobDone, JobFailed, JobLeaseLost, JobRequeued
+from ..events import (
+    Event,
+    HandlerHung,
+    JobCanceled,
+    JobDead,
+    JobDone,
+    JobFailed,
+    JobLeaseLost,
+    JobRequeued,
+    LateOutcomeRefused,
+)
 from ..states import State, StopCause
 from ..store import Outcome
 
@@ -29,6 +39,16 @@ def settled(claim: Any, outcome: Outcome, duration: timedelta) -> Event:
 def lost(claim: Any) -> Event:
     """What is true once an outcome was refused, or given up."""
     return JobLeaseLost(*_about(claim), str(claim.cause if claim._is_lost else StopCause.LEASE_LOST))
+
+
+def hung(claim: Any) -> Event:
+    """What is true once a handler is given up that does not end."""
+    return HandlerHung(*_about(claim), str(claim.cause))
+
+
+def late(claim: Any) -> Event:
+    """What is true once it has ended after all."""
+    return LateOutcomeRefused(*_about(claim))
 
 
 def _about(claim: Any) -> tuple[Any, str, int, str]:

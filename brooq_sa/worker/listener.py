@@ -6,7 +6,6 @@ the poll interval; so this part of a worker may fail without anything going wron
 
 from __future__ import annotations
 
-import threading
 import uuid
 from contextlib import suppress
 from typing import Any
@@ -30,17 +29,16 @@ class Listener:
         self._connection: Connection | None = None
 
     def turn(self) -> float:
-        if self._connection is None:
-            self._connect()
+        connection = self._connection or self._connect()
         try:
-            for hint in self._wait():
+            for hint in self._wait(connection):
                 self._heed(hint)
         except BaseException:
             self.drop()
             raise
         return 0.0
 
-    def _connect(self) -> None:
+    def _connect(self) -> Connection:
         connection = connect(self._engine).execution_options(isolation_level="AUTOCOMMIT")
         try:
             quoted = connection.dialect.identifier_preparer.quote_identifier(self._channel)
@@ -53,10 +51,11 @@ class Listener:
         self._connection = connection
         # Hints sent while nobody listened are gone: look once at all there is.
         self._ear.jobs_enqueued()
+        return connection
 
-    def _wait(self) -> list[str]:
-        assert self._connection is not None
-        driver_connection: Any = self._connection.connection.driver_connection
+    @staticmethod
+    def _wait(connection: Connection) -> list[str]:
+        driver_connection: Any = connection.connection.driver_connection
         return [each.payload for each in driver_connection.notifies(timeout=CHECK, stop_after=1)]
 
     def _heed(self, hint: str) -> None:

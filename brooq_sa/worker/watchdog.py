@@ -7,7 +7,9 @@ breaks the connections that hang, so that the worker's other parts get on.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
 
 from ..engines import Reserved
 from ..log import get_logger
@@ -19,11 +21,26 @@ IDLE = 1.0
 
 
 class Watchdog:
-    """Watches the claims that are held; `turn` is one look."""
+    """Watches the claims that are held; `turn` is one look.
 
-    def __init__(self, held: Held, connections: Sequence[Reserved] = ()) -> None:
+    Args:
+        connections: broken when they take too long.
+        grace: how long a handler may outlive being told to stop.
+        give_up: called with the claim of one that has.
+    """
+
+    def __init__(
+        self,
+        held: Held,
+        connections: Sequence[Reserved] = (),
+        *,
+        grace: timedelta = timedelta.max,
+        give_up: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         self._held = held
         self._connections = connections
+        self._grace = grace.total_seconds()
+        self._give_up = give_up
 
     def turn(self) -> float:
         is_idle = not self._held.wait(IDLE)
@@ -34,7 +51,9 @@ class Watchdog:
             return 0.0
         now = time.monotonic()
         for claim in self._held.snapshot().values():
-            if claim._lease_ends <= now:
+            if claim._told_at + self._grace <= now and not claim._is_over and claim.cause is not StopCause.SHUTDOWN:
+                self._give_up(claim)
+            elif claim._lease_ends <= now:
                 claim._stop(StopCause.LEASE_LOST)
             elif claim._max_execution_ends <= now:
                 claim._is_renewed = False

@@ -19,14 +19,14 @@ from sqlalchemy.orm import Session
 
 from .. import wake
 from ..claims import AsyncClaim, Claim
-from ..durations import parse_duration
+from ..durations import format_duration, parse_duration
 from ..engines import Reserved, async_engine, sibling, sync_engine
 from ..events import Events
 from ..exc import UsageError
 from ..jobs import JobBase
 from ..kinds import Kind, described
 from ..log import get_logger, log_event
-from ..outcomes import Redact, released
+from ..outcomes import Redact, after, released
 from ..settings import WorkerSettings
 from ..states import StopCause
 from ..store import Claimed, JobStore
@@ -96,6 +96,7 @@ class Worker:
         self._engine = engine
         self._sync_engine = sync_engine(engine)
         self._kinds = _kinds_to_run(base, topics)
+        self._policies = {topic: kind.policy(self.settings) for topic, kind in self._kinds.items()}
         self._store = JobStore(base.__table__)
         self._held = Held()
         self._state_lock = threading.Lock()
@@ -121,8 +122,9 @@ class Worker:
             open_claim=self._open_claim,
             start=self._start,
         )
+        self._redact = redact
         self._threads = ThreadExecutor(self._conversation.finished, redact)
-        self._event_loop = LoopExecutor(self._conversation.finished, redact)
+        self._event_loop = LoopExecutor(self._conversation.finished, redact, self._forget_async_engine)
         heartbeat = Heartbeat(store, for_heartbeat, settings, worker=worker, held=held)
         upkeep = Upkeep()
         ceilings = {topic: kind.options.max_crashes for topic, kind in self._kinds.items() if kind.options.max_crashes}
@@ -131,9 +133,11 @@ class Worker:
         if settings.retention_ttl:
             retention = Retention(store, for_upkeep, settings, worker=worker)
             upkeep.add(retention.run, settings.effective_retention_period)
+        grace = settings.effective_watchdog_grace
+        watchdog = Watchdog(held, self._reserved, grace=grace, give_up=self._give_up)
         self._conversation_loop = Loop("conversation", self._conversation.turn)
         self._heartbeat_loop = Loop("heartbeat", heartbeat.turn)
-        self._watchdog_loop = Loop("watchdog", Watchdog(held, self._reserved).turn)
+        self._watchdog_loop = Loop("watchdog", watchdog.turn)
         self._upkeep_loop = Loop("upkeep", upkeep.turn)
         self._loops = [self._heartbeat_loop, self._watchdog_loop, self._upkeep_loop, self._conversation_loop]
         self._listener: Listener | None = None
@@ -254,6 +258,22 @@ class Worker:
     @cached_property
     def _async_engine(self) -> AsyncEngine:
         return async_engine(self._engine)
+
+    def _forget_async_engine(self) -> None:
+        """The event loop that its connections belong to is blocked; those to come get others."""
+        engine = self.__dict__.pop("_async_engine", None)
+        if engine is not None:
+            engine.sync_engine.dispose(close=False)
+
+    def _give_up(self, claim: Claim | AsyncClaim) -> None:
+        """A handler has outlived being told to stop: its attempt has failed, and its slot goes to others."""
+        outcome = None
+        if not claim._is_lost:
+            grace = format_duration(self.settings.effective_watchdog_grace)
+            error = TimeoutError(f"{claim.cause}, and the handler did not stop within {grace}")
+            outcome = after(error, claim._holding, self._policies[claim.topic], self._redact)
+        if self._conversation.hung(Finished(claim, outcome, timedelta(0))):
+            (self._event_loop if isinstance(claim, AsyncClaim) else self._threads).replace()
 
     # Stopping.
 
