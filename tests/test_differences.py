@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, MetaData, NullPool, create_engine, event, select, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 import brooq_sa
 from brooq_sa import Claim, JobBase, NewJob, RawJob, StopCause, Worker, enqueue, enqueue_many, migrations
@@ -108,6 +108,14 @@ def test_jsonb_keeps_the_last_of_two_equal_keys(db: Database) -> None:
         [claimed] = STORE.claim(connection, {"untyped": 1}, room=1, worker="me", lease=LEASE)
     assert claimed.payload.count("value") == {"postgresql": 1, "sqlite": 2}[db.name]
     assert Untyped.__kind__.codec.decode(claimed.payload) == Untyped(value=2)
+
+
+def test_a_payload_written_by_hand_must_be_json(db: Database) -> None:
+    """Both databases refuse a payload that is not JSON."""
+    with pytest.raises(DBAPIError, match=r"json|job_payload_check"):
+        db.execute("INSERT INTO job (topic, payload) VALUES ('by.hand', 'not JSON')")
+    [row] = db.execute("INSERT INTO job (topic, payload) VALUES ('by.hand', '{}') RETURNING state")
+    assert row["state"] == "pending"
 
 
 def test_ids_are_hexadecimal_text_on_sqlite(db: Database) -> None:

@@ -188,3 +188,10 @@ def test_a_broken_example_is_noticed(
         Page(path, module, pg_url).run()
     if block.startswith("```python"):
         assert (caught.traceback[-1].path, caught.traceback[-1].lineno + 1) == (path, 8)
+
+
+@pytest.mark.parametrize("path", [README, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_tests_that_a_page_names_are_there(path: Path) -> None:
+    """A page that points to a test points to a file of this repository."""
+    named = re.findall(r"\btests/[\w/]+\.py\b", path.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).is_file()] == []
