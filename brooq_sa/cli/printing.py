@@ -112,8 +112,9 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, rig
         widths[-1] = min(widths[-1], max(left, LEAST_FOR_LAST))
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for header, width in zip(headers, widths, strict=True):
-        justify = "right" if header in right else "left"
-        table.add_column(header, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
+        table.add_column(
+            header, justify="right" if header in right else "left", width=width, no_wrap=True, overflow="ellipsis"
+        )
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     # Wide enough for all of them, since a narrower console would cut every column; and a width without a height is not

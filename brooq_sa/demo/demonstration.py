@@ -40,12 +40,24 @@ ROLLBACK_AT = 0.1
 KILL_AT = 0.3
 """What part of the jobs is done when it happens."""
 
-LOOK = 0.05
+LOOK = 0.1
 """Seconds between looks at the database."""
 LONGEST = 120.0
 """Seconds after which something must be wrong: it takes a tenth of that."""
 LARGEST = 8
 """How many modules the chart has."""
+
+QUERIES = (
+    "SELECT state, count(*), max(attempts) FROM brooq_demo_job GROUP BY state;",
+    "SELECT idempotency_key, attempts, last_error FROM brooq_demo_job WHERE last_error IS NOT NULL;",
+    (
+        "SELECT m.name, l.worker AS killed, p.worker AS finished, p.attempt FROM brooq_demo_left_behind l"
+        " JOIN brooq_demo_job j ON j.id = l.job_id JOIN brooq_demo_module m ON m.name = j.idempotency_key"
+        " JOIN brooq_demo_parsed p ON p.module_id = m.id;"
+    ),
+    "SELECT module_id, count(*) FROM brooq_demo_parsed GROUP BY module_id HAVING count(*) > 1;",
+)
+"""To look further: counts by state, what failed, who finished what the killed worker held, what was written twice."""
 
 
 class NotDone(Exception):
@@ -60,16 +72,17 @@ def demonstrate(place: AbstractContextManager[Place]) -> bool:
     Raises:
         Occupied, NoServer, ChildEnded, NotDone, LookupError: told in a sentence that can be shown.
     """
+    display = Display()
     with _interruptible(), place as where, temporary_folder() as folder, tables(where) as engine:
-        return _Demonstration(where, engine, folder).run()
+        return _Demonstration(where, engine, folder, display).run()
 
 
 class _Demonstration:
-    def __init__(self, place: Place, engine: Engine, folder: Path) -> None:
+    def __init__(self, place: Place, engine: Engine, folder: Path, display: Display) -> None:
         self._place = place
         self._engine = engine
         self._folder = folder
-        self._display = Display()
+        self._display = display
         self._workers: list[Child] = []
         self._started = 0
         self._left_behind = 0
@@ -222,18 +235,10 @@ class _Demonstration:
 
     def _hints(self) -> tuple[str, list[str]]:
         url = self._place.url.render_as_string(hide_password=True)
-        queries = [
-            f"SELECT state, count(*), max(attempts) FROM {JOB.name} GROUP BY state;",
-            f"SELECT idempotency_key, attempts, last_error FROM {JOB.name} WHERE last_error IS NOT NULL;",
-            "SELECT j.idempotency_key, l.worker AS killed, p.worker AS finished, p.attempt FROM brooq_demo_left_behind l"
-            f" JOIN {JOB.name} j ON j.id = l.job_id JOIN brooq_demo_module m ON m.name = j.idempotency_key"
-            " JOIN brooq_demo_parsed p ON p.module_id = m.id;",
-            "SELECT module_id, count(*) FROM brooq_demo_parsed GROUP BY module_id HAVING count(*) > 1;",
-        ]
         if self._place.is_kept:
-            return "To look further", [f"brooq-sa jobs --url '{url}' --table {JOB.name} --limit 10", *queries]
+            return "To look further", [f"brooq-sa jobs --url '{url}' --table {JOB.name} --limit 10", *QUERIES]
         again = "brooq-sa demo --keep demo.db, or --url URL --keep-tables"
-        return f"To look further, run {again}, and ask", queries
+        return f"To look further, run {again}, and ask", list(QUERIES)
 
 
 def _application(worker: str) -> str:

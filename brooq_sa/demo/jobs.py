@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 from brooq_sa import Claim, JobBase
@@ -29,17 +30,13 @@ class ParseModule(DemoJob, topic="module.parse", backoff_base="200ms", backoff_m
         claim.session.add(self._findings(source, claim))
 
     def _findings(self, source: bytes, claim: Claim) -> Parsed:
-        nodes = list(ast.walk(ast.parse(source)))
+        kinds = Counter(type(node) for node in ast.walk(ast.parse(source)))
         return Parsed(
             module_id=self.module_id,
             lines=source.count(b"\n"),
-            functions=_count(nodes, ast.FunctionDef, ast.AsyncFunctionDef),
-            classes=_count(nodes, ast.ClassDef),
-            imports=_count(nodes, ast.Import, ast.ImportFrom),
+            functions=kinds[ast.FunctionDef] + kinds[ast.AsyncFunctionDef],
+            classes=kinds[ast.ClassDef],
+            imports=kinds[ast.Import] + kinds[ast.ImportFrom],
             worker=claim.worker,
             attempt=claim.attempt,
         )
-
-
-def _count(nodes: list[ast.AST], *kinds: type[ast.AST]) -> int:
-    return sum(isinstance(node, kinds) for node in nodes)

@@ -129,4 +129,4 @@ def largest(connection: Connection, limit: int) -> list[tuple[str, int, int, int
         .order_by(Parsed.lines.desc(), Module.name)
         .limit(limit)
     )
-    return [tuple(row) for row in connection.execute(query)]
+    return [(row.name, row.lines, row.functions, row.classes) for row in connection.execute(query)]
