@@ -74,7 +74,7 @@ def test_other_text_is_refused(text: str, fault: str) -> None:
 def test_other_types_are_refused(value: object) -> None:
     """Whatever is neither text nor a timedelta is refused with the name of its type, numbers first of all (U3)."""
     with pytest.raises(OptionError, match=f"is of type {type(value).__name__}"):
-        parse_duration(value)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        parse_duration(value)  # type: ignore[arg-type]
 
 
 def test_a_timedelta_means_itself() -> None:

@@ -35,7 +35,7 @@ class UnprintableError(Exception):
         self.what_str_does = what_str_does
 
     def __str__(self) -> str:
-        return self.what_str_does()  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+        return self.what_str_does()  # type: ignore[return-value]
 
 
 def exits() -> object:
@@ -213,7 +213,7 @@ def test_notes_follow_the_message() -> None:
     noted = ValueError("bad")
     noted.add_note("while reading order 5")
     assert describe(noted) == "ValueError: bad\nwhile reading order 5"
-    noted.__notes__ = 5  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    noted.__notes__ = 5  # type: ignore[assignment]
     assert describe(noted) == "ValueError: bad"
 
 
@@ -254,7 +254,7 @@ def test_a_hook_that_fails_hides_the_text() -> None:
     text = describe(raised(ValueError("s3cr3t")), redact=failing)
     assert "s3cr3t" not in text
     assert "<withheld: the hook that redacts raised RuntimeError>" in text
-    empty = describe(raised(ValueError("s3cr3t")), redact=lambda part: None)  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType]
+    empty = describe(raised(ValueError("s3cr3t")), redact=lambda part: None)  # type: ignore[arg-type, return-value]
     assert "s3cr3t" not in empty
 
 

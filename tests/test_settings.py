@@ -186,7 +186,7 @@ def test_switches_are_on_or_off(text: str, expected: bool) -> None:
         "QUEUE_WAKE: 'perhaps' is neither on nor off. Give one of them.",
     )
     with pytest.raises(SettingsError, match="wake: 1 is neither True nor False"):
-        WorkerSettings(wake=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        WorkerSettings(wake=1)  # type: ignore[arg-type]
 
 
 def test_the_attempt_may_not_outlast_the_execution() -> None:
@@ -205,7 +205,7 @@ def test_settings_are_valid_however_they_are_made() -> None:
             make(workers=0, lease=-SECOND)
         assert sorted(problem.split(":")[0] for problem in caught.value.problems) == ["lease", "workers"]
     with pytest.raises(SettingsError, match="lease: '30s' is no timedelta"):
-        WorkerSettings(lease="30s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        WorkerSettings(lease="30s")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="leese: there is no such setting"):
         WorkerSettings.create(leese="30s")
 
