@@ -96,7 +96,7 @@ def consume(
         base: whose table they are in. A topic that has a job class there gives its instances, any other RawJobs.
         topics: which jobs to take.
         stop_when_empty: end when nothing is due, instead of waiting for more.
-        name, settings, session_factory, redact, **changes: as for `Worker`; `workers` means nothing here.
+        name, settings, session_factory, redact, changes: as for `Worker`; `workers` means nothing here.
         sleep: waits that many seconds between two looks; what it raises ends the loop, with no job held.
 
     Raises:
