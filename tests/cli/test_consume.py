@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,8 +123,7 @@ def test_time_limit(consume: Any, db: Database) -> None:
 
 def _runs(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
@@ -144,7 +144,7 @@ def test_first_signal_lets_the_command_end(consume: Any, db: Database) -> None:
     put(db, "a", 2)
     child = consume("a", "--exec", "touch begun; while [ ! -e go ]; do sleep 0.02; done")
     folder = child.log.parent
-    wait_until(lambda: (folder / "begun").exists(), what="the command", timeout=20)
+    wait_until((folder / "begun").exists, what="the command", timeout=20)
     child.send(signal.SIGTERM)
     (folder / "go").touch()
     assert child.wait() == 0

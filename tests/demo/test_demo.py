@@ -124,8 +124,7 @@ def test_database_of_ones_own(demo: Any, make_pg_database: Callable[..., str]) -
         engine.dispose()
 
 
-@pytest.mark.parametrize("place", [(), ("--postgres",)])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place,number", [((), signal.SIGINT), (("--postgres",), signal.SIGTERM)])
 def test_interrupted(demo: Any, tmp_path: Path, place: tuple[str, ...], number: signal.Signals) -> None:
     """Interrupted in the middle, it ends its processes and removes its files."""
     child = demo(*place)
@@ -139,10 +138,9 @@ def test_interrupted(demo: Any, tmp_path: Path, place: tuple[str, ...], number: 
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the kernel's signal to orphans is Linux's")
-@pytest.mark.parametrize("place", [(), ("--postgres",)])
-def test_killed(demo: Any, place: tuple[str, ...]) -> None:
+def test_killed(demo: Any) -> None:
     """Even killed, it leaves no process: the kernel ends its workers and its server."""
-    child = demo(*place)
+    child = demo("--postgres")
     child.wait_for_output("worker-2 started")
     os.kill(child.pid, signal.SIGKILL)
     wait_until(lambda: left_over(child) == [], what="the end of its processes")

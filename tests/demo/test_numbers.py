@@ -75,8 +75,7 @@ def test_all_is_well(engine: Engine) -> None:
         ("UPDATE brooq_demo_job SET attempts = 1 WHERE idempotency_key = 'm3'", "recovered", 0),
         ("DELETE FROM brooq_demo_parsed WHERE module_id = 2", "missing", 1),
         (
-            "INSERT INTO brooq_demo_parsed (module_id, lines, functions, classes, imports, worker, attempt)"
-            " VALUES (1, 1, 0, 0, 0, 'worker-3-x', 2)",
+            "INSERT INTO brooq_demo_parsed SELECT 99, 1, 1, 0, 0, 0, 'worker-3-x', 2",
             "twice",
             1,
         ),
