@@ -31,7 +31,6 @@ from sqlalchemy import (
     Executable,
     Float,
     Integer,
-    Select,
     Table,
     Text,
     Update,
@@ -108,7 +107,7 @@ def _priorities(job: Table, want: Any) -> Any:
 
 
 @cache
-def next_priority(job: Table) -> Select[Any]:
+def next_priority(job: Table) -> Executable:
     """The smallest priority above `above` among the topic's ready jobs; NULL if there is none."""
     return select(func.min(job.c.priority)).where(
         job.c.topic == bindparam("of_topic", type_=Text()),

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Double,
+    Executable,
     Insert,
-    Select,
     SmallInteger,
     Table,
     Text,
@@ -73,19 +73,19 @@ def _notified(job: Table, channel: str) -> ColumnElement[Any]:
 
 
 @cache
-def notify() -> Select[Any]:
+def notify() -> Executable:
     """Send a notification with `hint` on `channel`, on PostgreSQL, when the transaction commits."""
     return select(func.pg_notify(bindparam("channel", type_=Text()), bindparam("hint", type_=Text())))
 
 
 @cache
-def find_by_key(job: Table) -> Select[Any]:
+def find_by_key(job: Table) -> Executable:
     """The id under a topic and key, if there is one."""
     return select(job.c.id).where(job.c.topic == bindparam("topic"), job.c.idempotency_key == bindparam("key"))
 
 
 @cache
-def find_by_keys(job: Table) -> Select[Any]:
+def find_by_keys(job: Table) -> Executable:
     """Those of the `keys` of a topic that are taken: key and id."""
     return select(job.c.idempotency_key, job.c.id).where(
         job.c.topic == bindparam("topic"), job.c.idempotency_key.in_(bindparam("keys", expanding=True))

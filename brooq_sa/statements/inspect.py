@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
-from typing import Any
 
-from sqlalchemy import Integer, Select, Table, Uuid, and_, bindparam, case, func, literal_column, select
+from sqlalchemy import Executable, Integer, Table, Uuid, and_, bindparam, case, func, literal_column, select
 
 from ..functions import now, seconds_since
 from ..states import ACTIVE, State
@@ -14,7 +13,7 @@ from .guards import in_states, is_processing, is_ready
 
 
 @cache
-def show(job: Table) -> Select[Any]:
+def show(job: Table) -> Executable:
     """Every column of one job."""
     return select(job).where(job.c.id == bindparam("job_id", type_=Uuid()))
 
@@ -28,7 +27,7 @@ def jobs(
     worker: str | None = None,
     error: str | None = None,
     limit: int = 50,
-) -> Select[Any]:
+) -> Executable:
     """Jobs that fit every filter given, the last changed first.
 
     Args:
@@ -50,13 +49,13 @@ def jobs(
 
 
 @cache
-def depths(job: Table) -> Select[Any]:
+def depths(job: Table) -> Executable:
     """How many jobs each topic has in each state: topic, state, count."""
     return select(job.c.topic, job.c.state, func.count().label("jobs")).group_by(job.c.topic, job.c.state)
 
 
 @cache
-def lags(job: Table) -> Select[Any]:
+def lags(job: Table) -> Executable:
     """For each topic with ready jobs: topic, how many are due, and the age of the oldest due one in seconds."""
     due = and_(is_ready(job), job.c.available_at <= now())
     age = func.max(seconds_since(job.c.available_at)).label("oldest_age")
@@ -64,7 +63,7 @@ def lags(job: Table) -> Select[Any]:
 
 
 @cache
-def suspects(job: Table) -> Select[Any]:
+def suspects(job: Table) -> Executable:
     """Active jobs whose workers have crashed more than once, most crashes first: id, topic, attempts, crashes."""
     return (
         select(job.c.id, job.c.topic, job.c.attempts, job.c.crashes)
@@ -75,7 +74,7 @@ def suspects(job: Table) -> Select[Any]:
 
 
 @cache
-def leases(job: Table) -> Select[Any]:
+def leases(job: Table) -> Executable:
     """For each worker that holds jobs: its name, how many, and how many of their leases have run out."""
     lapsed = func.sum(
         case((job.c.locked_until < now(), literal_column("1")), else_=literal_column("0")), type_=Integer()

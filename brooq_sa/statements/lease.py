@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-from sqlalchemy import Executable, Float, Select, Table, bindparam, select, update
+from sqlalchemy import Executable, Float, Table, bindparam, select, update
 
 from ..functions import now_plus, picked
 from .guards import attempt_given, is_among, is_held
@@ -34,6 +33,6 @@ def renew(job: Table) -> Executable:
 
 
 @cache
-def look(job: Table) -> Select[Any]:
+def look(job: Table) -> Executable:
     """Where the jobs among `ids` stand: id, attempts, state, holder. A plain read, which no row lock can hide from."""
     return select(job.c.id, job.c.attempts, job.c.state, job.c.locked_by).where(is_among(job))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Executable, Select, Table, Uuid, bindparam, literal_column, select, update
+from sqlalchemy import ColumnElement, Executable, Table, Uuid, bindparam, literal_column, select, update
 
 from ..functions import now
 from ..states import READY, State
@@ -40,7 +40,7 @@ def retry(job: Table) -> Executable:
 
 
 @cache
-def state_of(job: Table) -> Select[Any]:
+def state_of(job: Table) -> Executable:
     return select(job.c.state).where(_this(job))
 
 
