@@ -150,6 +150,7 @@ class Reserved:
 
     def __init__(self, engine: Engine, patience: timedelta = timedelta(seconds=30)) -> None:
         self._engine = sibling(engine)
+        self._engine.hide_parameters = True  # errors of the worker go to its log
         self._patience = patience.total_seconds()
         self._connection: Connection | None = None
         self._busy_since: float | None = None
@@ -158,11 +159,13 @@ class Reserved:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A connection whose work is committed at the end of the block, and whose errors cost only the connection."""
-        connection = self._connection or self._connect()
         self._busy_since = time.monotonic()
         try:
+            connection = self._connection or self._connect()
             with connection.begin():
                 yield connection
+        except IntegrityError:
+            raise  # an answer like any other, and the connection as good as before
         except BaseException:
             self._drop()
             raise
@@ -179,14 +182,10 @@ class Reserved:
             return self._connection is not None and _shut_down(self._connection)
 
     def _connect(self) -> Connection:
-        connection = connect(self._engine)
-        try:
-            if connection.dialect.name == "postgresql":
-                connection = self._prepared(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
+        # Known from here on, so that it can be broken if it falls silent before it is ready.
+        self._connection = connection = connect(self._engine)
+        if connection.dialect.name == "postgresql":
+            self._connection = connection = self._prepared(connection)
         return connection
 
     @staticmethod
@@ -237,6 +236,11 @@ def is_about_rows(error: BaseException) -> bool:
 def is_refused(error: BaseException) -> bool:
     """Whether the values are at fault, so that trying again as they are is useless."""
     return isinstance(error, DataError | IntegrityError) or not isinstance(error, DBAPIError)
+
+
+def is_statement_timeout(error: DBAPIError) -> bool:
+    """Whether the server ended the statement because it took too long."""
+    return _sqlstate(error) == "57014"
 
 
 def is_passing(error: DBAPIError) -> bool:

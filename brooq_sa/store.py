@@ -224,10 +224,27 @@ class JobStore:
             Reaped(job_id, topic, attempts, crashes, State(state)) for job_id, topic, attempts, crashes, state in rows
         ]
 
-    def purge(self, connection: Connection, *, ttl: timedelta, limit: int) -> list[str]:
-        """Delete up to `limit` terminal jobs older than `ttl`, oldest first; their topics."""
-        terms = {"ttl": ttl.total_seconds(), "limit": limit}
+    def purge(
+        self, connection: Connection, *, ttl: timedelta, limit: int, but: Collection[uuid.UUID] = ()
+    ) -> list[str]:
+        """Delete up to `limit` terminal jobs older than `ttl`, oldest first; their topics.
+
+        Args:
+            but: jobs to leave alone.
+        """
+        terms = {"ttl": ttl.total_seconds(), "limit": limit, "ids": list(but)}
         return list(connection.execute(upkeep.purge(self.table), terms).scalars())
+
+    def expired(
+        self, connection: Connection, *, ttl: timedelta, limit: int, but: Collection[uuid.UUID] = ()
+    ) -> list[uuid.UUID]:
+        """The jobs that `purge` would try to delete."""
+        terms = {"ttl": ttl.total_seconds(), "limit": limit, "ids": list(but)}
+        return list(connection.execute(upkeep.expired(self.table), terms).scalars())
+
+    def purge_these(self, connection: Connection, job_ids: Collection[uuid.UUID]) -> list[str]:
+        """Delete those of the jobs that are terminal; their topics."""
+        return list(connection.execute(upkeep.purge_these(self.table), {"ids": list(job_ids)}).scalars())
 
     def cancel(self, connection: Connection, job_id: uuid.UUID) -> CancelResult:
         """Cancel a job that waits or is leased."""

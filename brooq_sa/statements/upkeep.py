@@ -10,6 +10,7 @@ from sqlalchemy import (
     Executable,
     Float,
     ScalarSelect,
+    Select,
     Table,
     Text,
     bindparam,
@@ -23,7 +24,7 @@ from sqlalchemy import (
 
 from ..functions import Payload, ceiling_for, now, now_plus, picked
 from ..states import ACTIVE, TERMINAL, State
-from .guards import UNLEASED, in_states, is_processing, literal_state
+from .guards import UNLEASED, in_states, is_among, is_processing, literal_state
 
 
 @cache
@@ -61,20 +62,35 @@ def reap(job: Table) -> Executable:
 
 @cache
 def purge(job: Table) -> Executable:
-    """Delete up to `limit` terminal jobs older than `ttl` seconds, oldest first; yields their topics.
+    """Delete up to `limit` terminal jobs older than `ttl` seconds, oldest first, but for `ids`; yields their topics.
 
     The guard that is repeated outside the sub-select says "not active". "Terminal" would imply the predicate of the
     index on finished jobs, and a planner that believes there are none walks all of that index.
     """
-    old = (
+    old = expired(job).with_for_update(skip_locked=True).scalar_subquery()
+    return delete(job).where(picked(job.c.id, old), not_(in_states(job, *ACTIVE))).returning(job.c.topic)
+
+
+@cache
+def expired(job: Table) -> Select[Any]:
+    """The ids of the jobs that `purge` is about: up to `limit`, but for `ids`."""
+    return (
         select(job.c.id)
-        .where(in_states(job, *TERMINAL), job.c.updated_at < now_plus(-bindparam("ttl", type_=Float())))
+        .where(
+            in_states(job, *TERMINAL),
+            job.c.updated_at < now_plus(-bindparam("ttl", type_=Float())),
+            not_(is_among(job)),
+        )
         .order_by(job.c.updated_at)
         .limit(_limit())
-        .with_for_update(skip_locked=True)
-        .scalar_subquery()
     )
-    return delete(job).where(picked(job.c.id, old), not_(in_states(job, *ACTIVE))).returning(job.c.topic)
+
+
+@cache
+def purge_these(job: Table) -> Executable:
+    """Delete those of `ids` that are terminal, but for locked ones; yields their topics."""
+    unlocked = select(job.c.id).where(is_among(job)).with_for_update(skip_locked=True).scalar_subquery()
+    return delete(job).where(picked(job.c.id, unlocked), not_(in_states(job, *ACTIVE))).returning(job.c.topic)
 
 
 def _limit() -> ScalarSelect[Any]:
