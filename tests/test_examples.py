@@ -171,7 +171,7 @@ def test_the_readme_ends_as_it_says(module: ModuleType, pg_url: str) -> None:
 @pytest.mark.parametrize(
     "block, error, message",
     [
-        ("```python\nassert half == 1\n```\n", AssertionError, ""),
+        ("```python\nassert half == 1\n```\n", AssertionError, None),
         ("```bash\nfalse\n```\n", AssertionError, "page.md:7: exit code 1"),
         ("```sql\nSELECT 1;\n```\n", AssertionError, "page.md:7: the page has no database"),
         ("```sql\n-- PostgreSQL\nSELECT 1;\nSELECT * FROM nowhere;\n```\n", ProgrammingError, "nowhere"),
@@ -179,7 +179,7 @@ def test_the_readme_ends_as_it_says(module: ModuleType, pg_url: str) -> None:
     ids=["python", "bash", "sqlite", "postgresql"],
 )
 def test_a_broken_example_is_noticed(
-    block: str, error: type[Exception], message: str, module: ModuleType, tmp_path: Path, pg_url: str
+    block: str, error: type[Exception], message: str | None, module: ModuleType, tmp_path: Path, pg_url: str
 ) -> None:
     """An example that fails fails its page's test, at its own line."""
     path = tmp_path / "page.md"
