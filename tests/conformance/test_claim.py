@@ -141,6 +141,19 @@ def test_a_claim_takes_no_more_than_it_wants(db: Database, want: dict[str, int],
     assert len(db.rows(state="processing")) == len(expected)
 
 
+def test_order_does_not_come_from_the_index_alone(pg: Database) -> None:
+    """A claim that is planned without the index takes the same jobs: those that were ready first (I10)."""
+    put(pg, *[NewJob(Email(number=number), delay=f"{10 - number}m") for number in range(10)])
+    pg.shift_clock(timedelta(hours=1))
+    with pg.engine.connect() as connection:
+        for switch in ("indexscan", "indexonlyscan", "bitmapscan"):
+            connection.execute(text(f"SET enable_{switch} = off"))
+        taken = claim_in(connection, room=3)
+        connection.rollback()
+        connection.invalidate()
+    assert [decode(AppJob.registry, job.topic, job.payload).number for job in taken] == [9, 8, 7]
+
+
 NESTED_LOOPS = ("hashjoin", "mergejoin", "hashagg", "sort", "material", "indexscan", "bitmapscan")
 
 
@@ -203,16 +216,17 @@ def test_workers_that_claim_at_once_share_without_doubles(db: Database) -> None:
 def test_a_locked_row_is_stepped_over(pg: Database) -> None:
     """A job whose row somebody has locked does not hold up the claim of the next."""
     first, second = put(pg, Email(), Email())
-    with pg.engine.begin() as other:
+    with pg.engine.begin() as other, pg.engine.begin() as connection:
         other.execute(text("SELECT 1 FROM job WHERE id = :id FOR UPDATE"), {"id": first})
-        assert [job.id for job in claim(pg)] == [second]
+        connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+        assert [job.id for job in claim_in(connection)] == [second]
     assert [job.id for job in claim(pg)] == [first]
 
 
 def test_a_row_that_refers_to_a_job_does_not_hide_it(pg: Database) -> None:
     """A foreign key's share lock on a job lets it be claimed and settled: the lock is FOR NO KEY UPDATE (I2)."""
     job_id = put_one(pg)
-    with pg.engine.begin() as other:
+    with pg.engine.begin() as other:  # what checking a foreign key takes
         other.execute(text("SELECT 1 FROM job WHERE id = :id FOR KEY SHARE"), {"id": job_id})
         assert [job.id for job in claim(pg)] == [job_id]
 
