@@ -69,6 +69,12 @@ class TestReserved:
         with reserved.transaction() as connection:
             assert connection.scalar(text("SELECT 1")) == 1
 
+    def test_parameters_stay_out_of_errors(self, reserved: Reserved) -> None:
+        """The worker's own errors, which end in its log, show no values (W3)."""
+        with pytest.raises(DBAPIError) as caught, reserved.transaction() as connection:
+            connection.execute(text("SELECT nothing FROM nowhere WHERE x = :x"), {"x": "hunter2"})
+        assert "hunter2" not in str(caught.value)
+
     def test_a_broken_connection_is_made_anew(self, pg: Database) -> None:
         """A connection that the server has ended fails once, and is then replaced (R4)."""
         made = Reserved(pg.engine)
