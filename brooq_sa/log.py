@@ -79,14 +79,15 @@ def configure(*, format: str | None = None, level: str = "info", stream: TextIO 
         stream: where to; standard error by default.
     """
     stream = stream or sys.stderr
-    as_console = format == "console" or (format is None and stream.isatty())
+    is_terminal = stream is not None and stream.isatty()
+    as_console = format == "console" or (format is None and is_terminal)
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: list[Any] = (
-        [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        [structlog.dev.ConsoleRenderer(colors=is_terminal)]
         if as_console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
