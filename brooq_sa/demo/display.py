@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +29,8 @@ LINE_EVERY = 1.0
 SHORTEST_BAR, LONGEST_BAR = 8, 40
 """Between these are the characters of the chart's longest bar, as there is room."""
 GAP = 2
+INDENT, WIDTH = 9, 60
+"""Where the progress bar begins, below the text of the story, and how long it is."""
 
 
 class Display:
@@ -80,14 +83,13 @@ class Display:
         return (done - before) / (now - since) if now > since else 0.0
 
     def _panel(self, counts: Mapping[State, int], workers: Sequence[str], rate: float) -> Group:
-        line = Text("         ")
+        line = Text(" " * INDENT)
         for state in SHOWN:
             line.append(f"{counts[state]} {state}   ", STYLES[state])
         line.append(f"{rate:.0f} jobs a second   ", "bold")
         line.append(" ".join(workers), "dim")
-        bar = Table.grid(padding=(0, 0, 0, 9))
-        bar.add_row(ProgressBar(total=sum(counts.values()) or 1, completed=counts[State.DONE], width=60))
-        return Group(line, bar)
+        bar = ProgressBar(total=sum(counts.values()) or 1, completed=counts[State.DONE], width=WIDTH)
+        return Group(line, Padding(bar, (0, 0, 0, INDENT)))
 
     def table(self, lines: Sequence[Line]) -> None:
         """The final table."""

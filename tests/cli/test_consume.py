@@ -60,27 +60,26 @@ with open("seen", "a") as file:
     assert db.states() == ["done", "done"]
 
 
-@pytest.mark.parametrize(
-    "command,state,attempts,error",
-    [
-        ("exit 0", "done", 1, None),
-        ("echo oh no >&2; exit 3", "failed", 1, "exit code 3\noh no"),
-        ("echo later >&2; exit 75", "failed", 0, "exit code 75\nlater"),
-        ("exit 100", "canceled", 1, "exit code 100"),
-        ("kill -KILL $$", "failed", 1, "ended by SIGKILL"),
-        ("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1", "failed", 1, "xxx"),
-    ],
-)
-def test_exit_code_decides(
-    consume: Any, db: Database, command: str, state: str, attempts: int, error: str | None
-) -> None:
+OUTCOMES = {
+    "exit 0": ("done", 1, None),
+    "echo oh no >&2; exit 3": ("failed", 1, "exit code 3\noh no"),
+    "echo later >&2; exit 75": ("failed", 0, "exit code 75\nlater"),
+    "exit 100": ("canceled", 1, "exit code 100"),
+    "kill -KILL $$": ("failed", 1, "ended by SIGKILL"),
+    "head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1": ("failed", 1, "xxx"),
+}
+
+
+def test_exit_code_decides(consume: Any, db: Database) -> None:
     """The command's exit code is the outcome, and the end of its standard error the reason (R2, R3)."""
-    put(db, "a", 1)
-    child = consume("a", "--exec", command, EMPTY, "--backoff-base", "1h", "--backoff-max", "1h")
+    for command in OUTCOMES:
+        put(db, "a", command.encode())
+    # Each job's payload is the script that its command runs.
+    child = consume("a", "--exec", "exec sh -s", EMPTY, "--backoff-base", "1h", "--backoff-max", "1h")
     assert child.wait() == 0, child.output()
-    row = db.row()
-    assert (row["state"], row["attempts"]) == (state, attempts)
-    assert row["last_error"] is None if error is None else error in row["last_error"]
+    for row, (state, attempts, error) in zip(db.rows(), OUTCOMES.values(), strict=True):
+        assert (row["state"], row["attempts"]) == (state, attempts)
+        assert row["last_error"] is None if error is None else error in row["last_error"]
 
 
 def test_last_attempt(consume: Any, db: Database) -> None:
@@ -175,8 +174,8 @@ def test_second_signal_ends_at_once(consume: Any, db: Database) -> None:
     assert again.wait() == 0
 
 
-def test_wrong_usage(processes: Processes, sqlite: Database) -> None:
-    """No topic, no command or a malformed topic is wrong usage."""
-    for arguments in (["--exec", "true"], ["a"], ["Not.A.Topic", "--exec", "true"]):
-        child = processes.module("brooq_sa", "consume", *arguments, "--url", sqlite.url)
-        assert child.wait() == 2
+def test_malformed_topic(processes: Processes, sqlite: Database) -> None:
+    """A malformed topic is wrong usage."""
+    child = processes.module("brooq_sa", "consume", "Not.A.Topic", "--exec", "true", "--url", sqlite.url)
+    assert child.wait() == 2
+    assert "Topic 'Not.A.Topic' is not lowercase" in child.output()

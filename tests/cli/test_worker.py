@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from brooq_sa import RawJob, enqueue
+from brooq_sa.cli.stopping import SIGNALS
 from databases import Database
 from processes import Child, Processes
 from waiting import wait_until
@@ -154,26 +157,40 @@ def test_settings_from_everywhere(start: Any, processes: Processes, db: Database
     assert "Traceback" not in output
 
 
+@pytest.fixture
+def _signals_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals_as_before")
 @pytest.mark.parametrize(
     "target,code,message",
     [
         ("own_nothing:AppJob", 2, "Module 'own_nothing' was not found"),
         ("own_broken:AppJob", 1, "Module 'own_broken' was found, but failed while it was imported: ZeroDivisionError"),
         ("own_jobs:Nothing", 2, "has no attribute 'Nothing'. Give own_jobs:AppJob."),
-        ("own_empty:AppJob", 1, "has no job class with a handler"),
     ],
 )
-def test_base_that_cannot_be_run(processes: Processes, sqlite: Database, target: str, code: int, message: str) -> None:
-    """A base that is not found, fails or has no handler is told apart, and nothing starts."""
-    (processes.folder / "own_jobs.py").write_text(JOBS, encoding="utf-8")
-    (processes.folder / "own_broken.py").write_text("1 / 0", encoding="utf-8")
-    (processes.folder / "own_empty.py").write_text(
-        "from brooq_sa import JobBase\nclass AppJob(JobBase): pass\n", encoding="utf-8"
-    )
-    worker = processes.module("brooq_sa", "worker", target, "--url", sqlite.url)
-    assert worker.wait() == code
-    assert message in worker.output()
-    assert "Traceback" not in worker.output()
+def test_base_that_cannot_be_loaded(call: Any, sqlite: Database, target: str, code: int, message: str) -> None:
+    """A base that is not found and one that fails are told apart, and nothing starts."""
+    Path("own_jobs.py").write_text(JOBS, encoding="utf-8")
+    Path("own_broken.py").write_text("1 / 0", encoding="utf-8")
+    result = call("worker", target, "--url", sqlite.url)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_base_without_handlers(processes: Processes, sqlite: Database) -> None:
+    """A base that has nothing to run is refused at the start."""
+    source = "from brooq_sa import JobBase\nclass AppJob(JobBase): pass\n"
+    (processes.folder / "own_empty.py").write_text(source, encoding="utf-8")
+    worker = processes.module("brooq_sa", "worker", "own_empty:AppJob", "--url", sqlite.url)
+    assert worker.wait() == 1
+    assert "has no job class with a handler" in worker.output()
 
 
 def test_missing_table_at_start(processes: Processes, tmp_path: Any) -> None:
