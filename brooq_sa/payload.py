@@ -33,7 +33,7 @@ INTEGERS = range(-(2**63), 2**64)
 """Integers that every JSON reader in the neighbourhood holds exactly."""
 
 _LARGE = 1e16
-_EXPONENT = re.compile(r"[0-9]e[0-9]")
+_EXPONENT = re.compile(rb"[0-9]e[0-9]")
 
 BYTES_KEY = "$bytes"
 """A raw job's bytes are stored as ``{"$bytes": "<base64>"}``."""
@@ -66,11 +66,12 @@ class Codec:
         try:
             plain = msgspec.to_builtins(value, builtin_types=(datetime, time), str_keys=False)
             _refuse_unfit(plain, MAX_DEPTH)
-            text = msgspec.json.encode(plain).decode()
-            if _EXPONENT.search(text):
-                text = msgspec.json.encode(_without_exponents(plain)).decode()
-            if len(text) > MAX_BYTES:
-                raise _Fault(f"{len(text):,} bytes of JSON, of at most {MAX_BYTES:,}: store it, and enqueue where")
+            encoded = msgspec.json.encode(plain)
+            if _EXPONENT.search(encoded):
+                encoded = msgspec.json.encode(_without_exponents(plain))
+            if len(encoded) > MAX_BYTES:
+                raise _Fault(f"{len(encoded):,} bytes of JSON, of at most {MAX_BYTES:,}: store it, and enqueue where")
+            text = encoded.decode()
             _refuse_changed(value, self._decoder.decode(text))
         except _Fault as fault:
             path = "$" + "".join(reversed(fault.path))
