@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from . import sqlite as sqlite
     from .asyncio import AsyncEnqueueMixin, AsyncSession
     from .claims import AsyncClaim, Claim
-    from .consume import consume
+    from .consumer import consume
     from .exc import (
         BrooqError,
         CancelJob,
@@ -81,7 +81,7 @@ __all__ = [
 _HOMES = {
     "asyncio": ("AsyncEnqueueMixin", "AsyncSession"),
     "claims": ("AsyncClaim", "Claim"),
-    "consume": ("consume",),
+    "consumer": ("consume",),
     "exc": (
         "BrooqError",
         "CancelJob",
@@ -108,11 +108,6 @@ _HOMES = {
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = {"sqlite"}
-
-# A submodule takes its name in the package when it is first loaded, and would so take the function `retry` away from
-# whoever has not asked for it before. Loaded here, it can be made to give way.
-importlib.import_module(".retry", __name__)
-del globals()["retry"]
 
 
 def __getattr__(name: str) -> Any:

@@ -62,6 +62,10 @@ class KindOptions:
         max_crashes: the crash of its worker that leaves a job dead; None, the default, never does.
         conflict_reruns: how often a handler whose ``claim.session`` lost out to another transaction (a deadlock, a
             serialization failure, a locked SQLite database) is run again within the attempt. 0 is never. Default 3.
+        isolation: "thread", the default, or "process": the handler is run in a child process, which is killed when it
+            does not stop.
+        memory_limit: how many bytes that process may hold, or "512MB", "1GiB"; more, and it is killed. None, the
+            default, is no limit.
     """
 
     max_attempts: int | None = None
@@ -72,6 +76,8 @@ class KindOptions:
     priority: int = 0
     max_crashes: int | None = None
     conflict_reruns: int = 3
+    isolation: str = "thread"
+    memory_limit: int | None = None
 
     def policy(self, settings: WorkerSettings) -> Policy:
         """The options, with the worker's settings for those that are None.
@@ -97,6 +103,14 @@ class KindOptions:
 OPTION_NAMES = tuple(field.name for field in dataclasses.fields(KindOptions))
 _ALLOWED = {"priority": PRIORITIES, "conflict_reruns": range(101)}
 _DURATIONS = ("attempt_timeout", "max_execution_timeout", "backoff_base", "backoff_max")
+ISOLATIONS = ("thread", "process")
+MEMORY_LIMITS = range(16 * 2**20, 2**60)
+_MEMORY = re.compile(r"([0-9]{1,20})([KMGT]i?)B")
+_MEMORY_UNITS = {
+    f"{letter}{binary}": base**power
+    for power, letter in enumerate("KMGT", 1)
+    for binary, base in (("", 1000), ("i", 1024))
+}
 
 
 def read_options(given: Mapping[str, Any], inherited: KindOptions) -> KindOptions:
@@ -115,6 +129,8 @@ def read_options(given: Mapping[str, Any], inherited: KindOptions) -> KindOption
     base, longest = options.backoff_base, options.backoff_max
     if base and longest is not None and base > longest:
         raise OptionError(f"backoff_base {base} is above backoff_max {longest}. Lower the one or raise the other.")
+    if options.memory_limit is not None and options.isolation != "process":
+        raise OptionError("memory_limit is a limit of a process of the handler's own. Add isolation='process'.")
     return options
 
 
@@ -123,6 +139,10 @@ def _read_option(name: str, value: Any) -> Any:
         raise OptionError(f"There is no option {name!r}. Options are topic, {', '.join(OPTION_NAMES)} and abstract.")
     if name in _DURATIONS:
         return _read_duration(name, value)
+    if name == "isolation":
+        return _read_isolation(value)
+    if name == "memory_limit":
+        return _read_memory(value)
     return check_integer(name, value, _ALLOWED.get(name, range(1, MAX_ATTEMPTS + 1)))
 
 
@@ -136,6 +156,22 @@ def _read_duration(name: str, value: Any) -> timedelta:
         least = "0s" if may_be_zero else "above 0s"
         raise OptionError(f"{name} is {value!r}. Give a duration of {least}, {MAX_DURATION.days} days at the most.")
     return duration
+
+
+def _read_isolation(value: Any) -> str:
+    if not isinstance(value, str) or value not in ISOLATIONS:
+        raise OptionError(f"isolation is {value!r}. Give 'thread' or 'process'.")
+    return value
+
+
+def _read_memory(value: Any) -> int:
+    match = _MEMORY.fullmatch(value) if isinstance(value, str) else None
+    size = int(match[1]) * _MEMORY_UNITS[match[2]] if match else value
+    if not isinstance(size, int) or isinstance(size, bool) or size not in MEMORY_LIMITS:
+        raise OptionError(
+            f"memory_limit is {value!r}. Give bytes, or a string such as '512MB' or '1GiB'; 16MiB at least."
+        )
+    return size
 
 
 def check_integer(name: str, value: Any, allowed: range) -> int:
@@ -175,6 +211,11 @@ class Kind:
         function = inspect.unwrap(self.handler) if self.handler else None
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - the method is wanted, not whether there is one
 
+    @property
+    def is_isolated(self) -> bool:
+        """Whether the handler is run in a child process."""
+        return self.options.isolation == "process"
+
     def policy(self, settings: WorkerSettings) -> Policy:
         """The options, with the worker's settings for those that the class leaves out."""
         return self.options.policy(settings)
@@ -201,6 +242,11 @@ class Registry(Mapping[str, Kind]):
                 " already has. Give one of them another topic=."
             )
         self._kinds[kind.topic] = kind
+
+    @property
+    def crash_ceilings(self) -> dict[str, int]:
+        """`max_crashes` of the kinds that have one, by topic."""
+        return {topic: kind.options.max_crashes for topic, kind in self._kinds.items() if kind.options.max_crashes}
 
     def __getitem__(self, topic: str) -> Kind:
         return self._kinds[topic]

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from .backoff import backoff
 from .exc import CancelJob, PreserveAttempt, RetryAfter
 from .failure import clean_text, describe, signal_in
 from .kinds import Policy
-from .retry import backoff
 from .states import State
 from .store import Holding, Outcome
 

@@ -199,6 +199,11 @@ class JobStore:
         missing = set(held) - renewed
         return Renewal(renewed, *self._look(connection, worker, missing)) if missing else Renewal(renewed, set(), set())
 
+    def release_unknown(self, connection: Connection, worker: str, known: Collection[uuid.UUID]) -> list[uuid.UUID]:
+        """Give back, uncharged, what `worker` holds without knowing: a claim took it whose answer never came."""
+        terms = {"worker": worker, "ids": list(known)}
+        return list(connection.execute(lease.release_unknown(self.table), terms).scalars())
+
     def _look(self, connection: Connection, worker: str, missing: set[Holding]) -> tuple[set[Holding], set[Holding]]:
         """Of the holdings that were not renewed: those still held, and those whose job has been canceled."""
         kept, canceled = set(), set()

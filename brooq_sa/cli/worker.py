@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     ),
     exit_codes={
         DONE: "stopped as it was asked to: no job is held any more",
-        REFUSED: "it could not start: the module failed while it was imported, or the database refused",
+        REFUSED: "it could not start (the module failed while it was imported, or the database refused); or it stopped"
+        " while the database was out of reach, and the jobs it held come back when their leases run out",
         ENDED_AT_ONCE: "ended at once, by a second SIGINT or SIGTERM; its jobs come back when their leases run out",
     },
 )
@@ -88,4 +89,6 @@ def _work(engine: Engine, base: type[JobBase], stopping: Stopping, **options: An
     get_logger().info("worker_stopping", worker=runner.id, grace=format_duration(runner.settings.grace))
     # On a thread of its own, so that this one hears a second signal whatever the stop is waiting for.
     with ThreadPoolExecutor(1, "stop") as thread:
-        thread.submit(runner.stop).result()
+        is_written = thread.submit(runner.stop).result()
+    if not is_written:
+        raise SystemExit(REFUSED)

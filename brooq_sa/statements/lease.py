@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from sqlalchemy import Executable, Float, Table, bindparam, select, update
+from sqlalchemy import Executable, Float, Table, and_, bindparam, case, literal_column, not_, select, update
 
-from ..functions import now_plus, picked
-from .guards import attempt_given, is_among, is_held
+from ..functions import now, now_plus, picked
+from ..states import State
+from .guards import UNLEASED, attempt_given, is_among, is_held, is_processing, literal_state
 
 
 @cache
@@ -29,6 +30,27 @@ def renew(job: Table) -> Executable:
         .where(picked(job.c.id, mine), is_held(job, attempt_given(job)))
         .values(locked_until=now_plus(bindparam("lease", type_=Float())))
         .returning(job.c.id, job.c.attempts)
+    )
+
+
+@cache
+def release_unknown(job: Table) -> Executable:
+    """Return to `pending` what the `worker` holds besides `ids`, each attempt given back; yields the ids."""
+    holds = and_(is_processing(job), job.c.locked_by == bindparam("worker"))
+    unknown = (
+        select(job.c.id)
+        .where(holds, not_(is_among(job)))
+        .with_for_update(skip_locked=True, key_share=True)
+        .scalar_subquery()
+    )
+    given_back = case(
+        (job.c.attempts > literal_column("0"), job.c.attempts - literal_column("1")), else_=job.c.attempts
+    )
+    return (
+        update(job)
+        .where(picked(job.c.id, unknown), holds)
+        .values(state=literal_state(State.PENDING), attempts=given_back, updated_at=now(), **UNLEASED)
+        .returning(job.c.id)
     )
 
 

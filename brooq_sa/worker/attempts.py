@@ -13,13 +13,13 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from ..backoff import backoff
 from ..claims import AsyncClaim, Claim
 from ..durations import format_duration
 from ..exc import LeaseLost, PreserveAttempt, UsageError
 from ..kinds import Kind, Policy
 from ..log import get_logger
 from ..outcomes import Redact, after, done, released
-from ..retry import backoff
 from ..states import StopCause
 from ..store import Outcome
 

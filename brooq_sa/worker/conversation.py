@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from .. import wake
 from ..claims import AsyncClaim, Claim
@@ -92,6 +92,7 @@ class Conversation:
         self._is_asking = False
         self._is_writing = False
         self._is_closed = False
+        self._may_hold_unknown = False
         self._next_claim = 0.0
         self._look_again_at = 0.0
 
@@ -303,8 +304,11 @@ class Conversation:
                 self._changed.notify_all()
 
     def _ask(self, room: int) -> None:
+        if self._may_hold_unknown:
+            self._give_unknown_back()
         self._topics.rotate(-1)  # no topic is always the last to get the room that is left
         asked_at = time.monotonic()
+        self._may_hold_unknown = True  # until the answer is here: it may be lost on the way
         with self._reserved.transaction() as connection:
             claimed = self._store.claim(
                 connection,
@@ -313,6 +317,7 @@ class Conversation:
                 worker=self._worker,
                 lease=self._settings.lease,
             )
+        self._may_hold_unknown = False
         if claimed:
             self._begin(claimed, asked_at)
         pause = 0.0 if claimed else self._pause(asked_at)
@@ -320,6 +325,23 @@ class Conversation:
             # A wake-up that came while the claim was under way may be about a job that it did not see.
             was_woken = self._next_claim == 0.0 and self._look_again_at > asked_at + wake.LOOK_AGAIN
             self._next_claim = 0.0 if claimed or was_woken else time.monotonic() + pause
+
+    def release_unknown(self) -> bool:
+        """After the last turn: give back what a claim may have taken whose answer was lost; whether nothing is left."""
+        if self._may_hold_unknown:
+            try:
+                self._give_unknown_back()
+            except SQLAlchemyError as error:
+                get_logger().error("unknown_leases_left", worker=self._worker, error=str(error))
+        return not self._may_hold_unknown
+
+    def _give_unknown_back(self) -> None:
+        held = [job_id for job_id, _ in self._held.snapshot()]
+        with self._reserved.transaction() as connection:
+            released = self._store.release_unknown(connection, self._worker, held)
+        self._may_hold_unknown = False
+        if released:
+            get_logger().warning("unknown_leases_released", worker=self._worker, count=len(released))
 
     def _pause(self, asked_at: float) -> float:
         """Until the next look, after one that found nothing."""

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 from sqlalchemy.exc import DBAPIError
 
+from ..backoff import backoff
 from ..log import get_logger
-from ..retry import backoff
 
 FIRST_PAUSE = timedelta(milliseconds=200)
 LONGEST_PAUSE = timedelta(seconds=5)
@@ -48,6 +48,10 @@ class Loop:
         self._woken.set()
         if self._thread.ident is not None:
             self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def has_ended(self) -> bool:
         return not self._thread.is_alive()
 
     @property

@@ -19,6 +19,9 @@ from .held import Held
 TICK = 0.1
 IDLE = 1.0
 
+TO_WRITE = 5.0
+"""Seconds that the heartbeat gets on SQLite to write what it could not, once it can."""
+
 
 class Watchdog:
     """Watches the claims that are held; `turn` is one look.
@@ -27,6 +30,8 @@ class Watchdog:
         connections: broken when they take too long.
         grace: how long a handler may outlive being told to stop.
         give_up: called with the claim of one that has.
+        has_one_writer: whether the database is SQLite. While a handler has its session open there, nobody can renew a
+            lease, nor take what it holds: a lease that runs out meanwhile is as good as before.
     """
 
     def __init__(
@@ -36,11 +41,13 @@ class Watchdog:
         *,
         grace: timedelta = timedelta.max,
         give_up: Callable[[Any], None] = lambda _: None,
+        has_one_writer: bool = False,
     ) -> None:
         self._held = held
         self._connections = connections
         self._grace = grace.total_seconds()
         self._give_up = give_up
+        self._has_one_writer = has_one_writer
 
     def turn(self) -> float:
         is_idle = not self._held.wait(IDLE)
@@ -50,7 +57,11 @@ class Watchdog:
         if is_idle:
             return 0.0
         now = time.monotonic()
-        for claim in self._held.snapshot().values():
+        claims = self._held.snapshot().values()
+        if self._has_one_writer and any(claim._session is not None for claim in claims):
+            for claim in claims:
+                claim._lease_ends = max(claim._lease_ends, now + TO_WRITE)
+        for claim in claims:
             if claim._told_at + self._grace <= now and not claim._is_over and claim.cause is not StopCause.SHUTDOWN:
                 self._give_up(claim)
             elif claim._lease_ends <= now:

@@ -9,10 +9,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -32,22 +33,29 @@ from ..states import StopCause
 from ..store import Claimed, JobStore
 from ..upkeep import Reaper, Retention, Upkeep
 from .attempts import Assignment, Finished
+from .child import find_named
 from .conversation import Conversation
 from .executors import LoopExecutor, ThreadExecutor
 from .heartbeat import Heartbeat
 from .held import Held
 from .listener import Listener
 from .loop import Loop
+from .processes import KILL_GRACE, ProcessExecutor, check, name_of, setup_for
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
+S = TypeVar("S")
+
 NOTICE = 2.0
 """Seconds that handlers get to end after they have been told to stop, before their jobs are released."""
 
-LAST_WRITES = 10.0
+LAST_WRITES = 5.0
 """Seconds that a stop waits for the last outcomes to be written."""
+
+LAST_TURNS = 5.0
+"""Seconds that a stop waits for threads that are still waiting for the database."""
 
 
 class Worker:
@@ -62,7 +70,8 @@ class Worker:
         topics: only these; by default all that have a handler.
         name: the beginning of the worker's id; by default the host's name and the process's id.
         settings: all settings at once; by default the defaults.
-        session_factory: makes the session of a ``def`` handler's claim; by default ``Session(engine)``.
+        session_factory: makes the session of a ``def`` handler's claim; by default ``Session(engine)``. A callable, or
+            where one is as "module:name", by which child processes find it.
         async_session_factory: makes that of an ``async def`` handler's; by default an AsyncSession on that database.
         redact: takes the secrets out of the text for ``last_error``.
         **changes: single settings by name, such as ``workers=4`` or ``lease="30s"``; see `WorkerSettings`.
@@ -84,8 +93,8 @@ class Worker:
         topics: Collection[str] | None = None,
         name: str | None = None,
         settings: WorkerSettings | None = None,
-        session_factory: Callable[[], Session] | None = None,
-        async_session_factory: Callable[[], AsyncSession] | None = None,
+        session_factory: Callable[[], Session] | str | None = None,
+        async_session_factory: Callable[[], AsyncSession] | str | None = None,
         redact: Redact | None = None,
         **changes: Any,
     ) -> None:
@@ -95,16 +104,19 @@ class Worker:
         self.events.subscribe(log_event)
         self._engine = engine
         self._sync_engine = sync_engine(engine)
+        self._base = base
         self._kinds = _kinds_to_run(base, topics)
         self._policies = {topic: kind.policy(self.settings) for topic, kind in self._kinds.items()}
         self._store = JobStore(base.__table__)
         self._held = Held()
         self._state_lock = threading.Lock()
+        self._engines_lock = threading.Lock()
         self._was_started = False
         self._is_stopped = threading.Event()
-        self._session_factory = session_factory or self._open_session
-        self._async_session_factory = async_session_factory or self._open_async_session
+        self._session_factory = _callable(session_factory) or self._open_session
+        self._async_session_factory = _callable(async_session_factory) or self._open_async_session
         self._compose(redact)
+        self._compose_processes(session_factory, async_session_factory)
 
     def _compose(self, redact: Redact | None) -> None:
         store, settings, held, worker = self._store, self.settings, self._held, self.id
@@ -127,14 +139,15 @@ class Worker:
         self._event_loop = LoopExecutor(self._conversation.finished, redact, self._forget_async_engine)
         heartbeat = Heartbeat(store, for_heartbeat, settings, worker=worker, held=held)
         upkeep = Upkeep()
-        ceilings = {topic: kind.options.max_crashes for topic, kind in self._kinds.items() if kind.options.max_crashes}
+        ceilings = self._base.registry.crash_ceilings
         reaper = Reaper(store, for_upkeep, worker=worker, events=self.events, ceilings=ceilings)
         upkeep.add(reaper.run, settings.effective_reaper_period)
         if settings.retention_ttl:
             retention = Retention(store, for_upkeep, settings, worker=worker)
             upkeep.add(retention.run, settings.effective_retention_period)
         grace = settings.effective_watchdog_grace
-        watchdog = Watchdog(held, self._reserved, grace=grace, give_up=self._give_up)
+        on_sqlite = self._sync_engine.dialect.name == "sqlite"
+        watchdog = Watchdog(held, self._reserved, grace=grace, give_up=self._give_up, has_one_writer=on_sqlite)
         self._conversation_loop = Loop("conversation", self._conversation.turn)
         self._heartbeat_loop = Loop("heartbeat", heartbeat.turn)
         self._watchdog_loop = Loop("watchdog", watchdog.turn)
@@ -145,6 +158,18 @@ class Worker:
             self._listener = Listener(self._sync_engine, store.table, self)
             self._listener_loop = Loop("listener", self._listener.turn)
             self._loops.append(self._listener_loop)
+
+    def _compose_processes(self, *session_factories: Callable[[], Any] | str | None) -> None:
+        kinds = [kind for kind in self._kinds.values() if kind.is_isolated]
+        check(kinds)
+        names = [name_of(factory) if kinds else None for factory in session_factories]
+        self._processes = ProcessExecutor(
+            self._conversation.finished,
+            self._redact,
+            lambda: setup_for(kinds, self._engine, *names),
+            # Sooner than the watchdog would give the handler up.
+            min(KILL_GRACE, self.settings.effective_watchdog_grace / 2),
+        )
 
     def start(self) -> None:
         """Begin to work, on threads of the worker's own.
@@ -170,7 +195,7 @@ class Worker:
         if any(held_id == job_id for held_id, _ in self._held.snapshot()):
             self._heartbeat_loop.wake()
 
-    def stop(self, grace: timedelta | str | None = None) -> None:
+    def stop(self, grace: timedelta | str | None = None) -> bool:
         """Stop working, and return when that is done.
 
         Jobs that were claimed and not begun go back at once, their attempts given back. Running ones may end within the
@@ -178,21 +203,28 @@ class Worker:
 
         Args:
             grace: how long running jobs may go on; by default the setting's.
+
+        Returns:
+            Whether all was written that was to be. If not, because the database is out of reach, the jobs that are left
+            come back when their leases run out.
         """
         allowed = self.settings.grace if grace is None else parse_duration(grace)
         with self._state_lock:
             if not self._was_started or self._is_stopped.is_set():
-                return
+                return True
             wake.unlisten(self._store.table, self)
             self._conversation.stop_claiming()
             self._release_unstarted()
             self._drain(allowed)
-            self._conversation.flush(time.monotonic() + LAST_WRITES)
+            is_written = self._conversation.flush(time.monotonic() + LAST_WRITES)
             # The heartbeat last: a lease that ran out during the flush would hand a finished job to another worker.
-            self._stop_loops()
-            self._close()
-            self._is_stopped.set()
-        get_logger().info("worker_stopped", worker=self.id)
+            try:
+                is_written &= self._stop_loops()
+                self._close()
+            finally:
+                self._is_stopped.set()
+        get_logger().info("worker_stopped", worker=self.id, is_written=is_written)
+        return is_written
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the worker has stopped, `timeout` seconds at most; whether it has."""
@@ -213,12 +245,15 @@ class Worker:
     # Starting attempts.
 
     def _start(self, assignments: Sequence[Assignment]) -> None:
-        on_loop = [each for each in assignments if each.kind.is_async]
-        in_threads = [each for each in assignments if not each.kind.is_async]
-        try:
-            self._submit(self._event_loop, on_loop)
-        finally:
-            self._submit(self._threads, in_threads)
+        with ExitStack() as submitted:  # each, even if one before it fails
+            for executor in (self._threads, self._event_loop, self._processes):
+                chosen = [each for each in assignments if self._executor_of(each.kind) is executor]
+                submitted.callback(self._submit, executor, chosen)
+
+    def _executor_of(self, kind: Kind) -> ThreadExecutor | LoopExecutor:
+        if kind.is_isolated:
+            return self._processes
+        return self._event_loop if kind.is_async else self._threads
 
     def _submit(self, executor: ThreadExecutor | LoopExecutor, assignments: Sequence[Assignment]) -> None:
         try:
@@ -230,8 +265,10 @@ class Worker:
             raise
 
     def _open_claim(self, claimed: Claimed, kind: Kind, max_attempts: int, lease_ends: float) -> Claim | AsyncClaim:
-        make: Any = AsyncClaim if kind.is_async else Claim
-        open_session = self._async_session_factory if kind.is_async else self._session_factory
+        # That of a handler in a child process stands for the one that the child has.
+        is_async = kind.is_async and not kind.is_isolated
+        make: Any = AsyncClaim if is_async else Claim
+        open_session = self._async_session_factory if is_async else self._session_factory
         claim: Claim | AsyncClaim = make(
             claimed,
             worker=self.id,
@@ -243,7 +280,9 @@ class Worker:
         return claim
 
     def _open_session(self) -> Session:
-        return Session(self._session_engine)
+        with self._engines_lock:  # several slots may ask at once, and one engine is to be made
+            engine = self._session_engine
+        return Session(engine)
 
     def _open_async_session(self) -> AsyncSession:
         from sqlalchemy.ext.asyncio import AsyncSession
@@ -273,12 +312,13 @@ class Worker:
             error = TimeoutError(f"{claim.cause}, and the handler did not stop within {grace}")
             outcome = after(error, claim._holding, self._policies[claim.topic], self._redact)
         if self._conversation.hung(Finished(claim, outcome, timedelta(0))):
-            (self._event_loop if isinstance(claim, AsyncClaim) else self._threads).replace()
+            self._executor_of(self._kinds[claim.topic]).replace()
 
     # Stopping.
 
     def _release_unstarted(self) -> None:
-        self._conversation.give_back(self._threads.take_unstarted())
+        for executor in (self._threads, self._processes):
+            self._conversation.give_back(executor.take_unstarted())
 
     def _drain(self, grace: timedelta) -> None:
         if self._conversation.drain(time.monotonic() + grace.total_seconds()):
@@ -292,17 +332,27 @@ class Worker:
             get_logger().warning("handler_outlived_shutdown", job_id=str(claim.id), topic=claim.topic, worker=self.id)
         self._conversation.give_up(Finished(claim, released(claim._holding), timedelta(0)) for claim in left)
 
-    def _stop_loops(self) -> None:
+    def _stop_loops(self) -> bool:
+        """Stop them, within a time that they share; whether no lease is left behind."""
+        deadline = time.monotonic() + LAST_TURNS
+        lasting = (self._watchdog_loop, self._heartbeat_loop)
+        others = [loop for loop in self._loops if loop not in lasting]
         self._conversation.close()
-        for loop in self._loops:
-            if loop not in (self._heartbeat_loop, self._watchdog_loop):
-                loop.stop(LAST_WRITES)
+        for loop in others:
+            loop.stop(0)
+        for loop in others:
+            loop.stop(max(0.0, deadline - time.monotonic()))
+        is_clean = self._conversation_loop.has_ended and self._conversation.release_unknown()
         self._held.release_waiters()
-        for loop in (self._watchdog_loop, self._heartbeat_loop):
-            loop.stop(LAST_WRITES)
+        for loop in lasting:
+            loop.stop(0)
+        for loop in lasting:
+            loop.stop(max(0.0, deadline - time.monotonic()))
+        return is_clean
 
     def _close(self) -> None:
         self._threads.stop()
+        self._processes.stop()
         if "_async_engine" in self.__dict__ and self._async_engine is not self._engine:
             self._event_loop.call(self._async_engine.dispose)
         self._event_loop.stop(NOTICE)
@@ -313,6 +363,11 @@ class Worker:
         for engine in (self.__dict__.get("_session_engine"), self._sync_engine):
             if engine is not None and engine is not self._engine:
                 engine.dispose()
+
+
+def _callable(factory: Callable[[], S] | str | None) -> Callable[[], S] | None:
+    found: Callable[[], S] | None = find_named(factory) if isinstance(factory, str) else factory
+    return found
 
 
 def _kinds_to_run(base: type[JobBase], topics: Collection[str] | None) -> dict[str, Kind]:

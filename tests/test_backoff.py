@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brooq_sa.retry import backoff
+from brooq_sa.backoff import backoff
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)

@@ -27,6 +27,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session
 
+from .backoff import backoff
 from .claims import Claim
 from .engines import Reserved, is_passing, is_refused, sibling, sync_engine
 from .events import Events
@@ -35,7 +36,6 @@ from .jobs import JobBase, decode
 from .kinds import KindOptions, Policy, check_topic
 from .log import get_logger, log_event
 from .outcomes import Redact, after, done, released, without_text
-from .retry import backoff
 from .settings import WorkerSettings
 from .states import StopCause
 from .store import Claimed, JobStore, Outcome
@@ -165,21 +165,24 @@ class _Consumer:
 
     def _start(self) -> tuple[list[Loop], list[Reserved]]:
         for_heartbeat, for_upkeep = Reserved(self._engine), Reserved(self._engine)
+        connections = [self._reserved, for_heartbeat, for_upkeep]
         heartbeat = Heartbeat(self._store, for_heartbeat, self._settings, worker=self.id, held=self._held)
         upkeep = Upkeep()
-        reaper = Reaper(self._store, for_upkeep, worker=self.id, events=self._events)
+        ceilings = self._registry.crash_ceilings
+        reaper = Reaper(self._store, for_upkeep, worker=self.id, events=self._events, ceilings=ceilings)
         upkeep.add(reaper.run, self._settings.effective_reaper_period)
         if self._settings.retention_ttl:
             retention = Retention(self._store, for_upkeep, self._settings, worker=self.id)
             upkeep.add(retention.run, self._settings.effective_retention_period)
+        watchdog = Watchdog(self._held, connections, has_one_writer=self._engine.dialect.name == "sqlite")
         loops = [
             Loop("heartbeat", heartbeat.turn),
-            Loop("watchdog", Watchdog(self._held).turn),
+            Loop("watchdog", watchdog.turn),
             Loop("upkeep", upkeep.turn),
         ]
         for loop in loops:
             loop.start()
-        return loops, [self._reserved, for_heartbeat, for_upkeep]
+        return loops, connections
 
     def _stop(self, loops: list[Loop], connections: list[Reserved]) -> None:
         self._held.release_waiters()
