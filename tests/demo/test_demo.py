@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
@@ -142,8 +143,12 @@ def test_killed(demo: Any) -> None:
     """Even killed, it leaves no process: the kernel ends its workers and its server."""
     child = demo("--postgres")
     child.wait_for_output("worker-2 started")
-    os.kill(child.pid, signal.SIGKILL)
-    wait_until(lambda: left_over(child) == [], what="the end of its processes")
+    [folder] = {found[1] for line in left_over(child) if (found := re.search(r"postgres -D \S+ -k (\S+)", line))}
+    try:
+        os.kill(child.pid, signal.SIGKILL)
+        wait_until(lambda: left_over(child) == [], what="the end of its processes")
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
