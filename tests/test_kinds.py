@@ -32,7 +32,9 @@ def test_topics_are_lowercase_words_with_dots_and_dashes(topic: str) -> None:
     assert check_topic(topic) == topic
 
 
-@pytest.mark.parametrize("topic", ["", "A", "a b", "a_b", ".a", "a.", "a..b", "a.-b", "é", "a\n", "a" * (MAX_TOPIC + 1), None, 1])
+@pytest.mark.parametrize(
+    "topic", ["", "A", "a b", "a_b", ".a", "a.", "a..b", "a.-b", "é", "a\n", "a" * (MAX_TOPIC + 1), None, 1]
+)
 def test_other_topics_are_refused(topic: Any) -> None:
     """The message gives the value, the rule and an example."""
     with pytest.raises(OptionError, match=r"Name it like 'email\.send'"):
@@ -184,7 +186,7 @@ def test_a_registry_is_a_mapping_of_topics() -> None:
     assert (registry["topic"], list(registry), len(registry), "other" in registry) == (one, ["topic"], 1, False)
     assert repr(registry) == "Registry(topic)"
     assert repr(one) == "Kind('topic', dict)"
-    with pytest.raises(DeclarationError, match="takes topic 'topic', which 'builtins.dict' already has"):
+    with pytest.raises(DeclarationError, match=r"takes topic 'topic', which 'builtins\.dict' already has"):
         registry.add(kind())
 
 

@@ -82,7 +82,7 @@ def test_attempts_count_every_taking(db: Database) -> None:
 
 
 def test_order_is_priority_then_ready_time_then_enqueuing(db: Database) -> None:
-    """Within a topic the smaller priority goes first, then what was ready earlier, then what was enqueued earlier (I10)."""
+    """In a topic the smaller priority goes first, then what was ready earlier, then what was enqueued earlier (I10)."""
     put(
         db,
         NewJob(Email(number=4), delay="2s"),
@@ -132,7 +132,9 @@ def test_a_delayed_job_is_taken_when_it_is_due(db: Database) -> None:
     ],
     ids=str,
 )
-def test_a_claim_takes_no_more_than_it_wants(db: Database, want: dict[str, int], room: int, expected: list[str]) -> None:
+def test_a_claim_takes_no_more_than_it_wants(
+    db: Database, want: dict[str, int], room: int, expected: list[str]
+) -> None:
     """Neither a topic's number nor the number in all is exceeded; earlier topics go first."""
     with db.engine.begin() as connection:
         enqueue_many(connection, [RawJob(topic, None) for topic in "aaaaabbbbbccccc"])
@@ -178,7 +180,9 @@ def test_no_plan_takes_more_than_its_limit(pg: Database, analysed: bool) -> None
             assert len(claim_in(connection, room=limit)) == limit
             assert _changed(connection, "state = 'processing'") == limit
             connection.rollback()
-            connection.execute(text("UPDATE job SET state='processing', locked_by='x', locked_until=now() - interval '1 s'"))
+            connection.execute(
+                text("UPDATE job SET state='processing', locked_by='x', locked_until=now() - interval '1 s'")
+            )
             assert len(STORE.reap(connection, limit=limit)) == limit
             assert _changed(connection, "state = 'pending'") == limit
             connection.rollback()
@@ -298,7 +302,9 @@ def test_an_odd_row_holds_up_nobody(db: Database, change: str) -> None:
     assert {(row["state"], row["locked_by"], row["locked_until"]) for row in db.rows()} == {("done", None, None)}
 
 
-@pytest.mark.parametrize("payload", ["null", "[]", '{"number": "one"}', '{"numbers": 1, "number": null}', '"text"', "17"])
+@pytest.mark.parametrize(
+    "payload", ["null", "[]", '{"number": "one"}', '{"numbers": 1, "number": null}', '"text"', "17"]
+)
 def test_a_payload_that_cannot_be_read_is_one_jobs_own_fault(db: Database, payload: str) -> None:
     """The claim of ten is not spoiled by the first one's payload: decoding it raises, and the nine others decode."""
     first, *_ = put(db, *[Email(number=number) for number in range(10)])

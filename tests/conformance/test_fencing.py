@@ -214,7 +214,9 @@ def test_a_renewal_moves_the_end_of_the_lease(db: Database) -> None:
         assert LEASE - timedelta(seconds=10) < left <= LEASE
 
 
-@pytest.mark.parametrize("change", ["locked_by = 'thief'", "attempts = attempts + 1", "state = 'canceled'", "state = 'done'"])
+@pytest.mark.parametrize(
+    "change", ["locked_by = 'thief'", "attempts = attempts + 1", "state = 'canceled'", "state = 'done'"]
+)
 def test_a_lost_lease_is_not_renewed(db: Database, change: str) -> None:
     """A renewal is refused once worker, attempt or state is not the claim's (I12)."""
     put_one(db)

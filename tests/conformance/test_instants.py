@@ -62,7 +62,7 @@ def test_an_hour_that_happens_twice_is_two_instants() -> None:
 
 OUT_OF_RANGE = {
     "naive": datetime(2031, 1, 1),  # noqa: DTZ001 - naive on purpose
-    "naive year 1": datetime.min,
+    "naive year 1": datetime(1, 1, 1),  # noqa: DTZ001 - the same
     "year 1": datetime.min.replace(tzinfo=UTC),
     "year 1 east": datetime.min.replace(tzinfo=timezone(timedelta(hours=5, minutes=30))),
     "1969": datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC),
@@ -187,7 +187,11 @@ def make_rows(db: Database, moment: str) -> None:
     """Five jobs due at a moment: from our enqueue, from the table's default, from hands of three habits."""
     shapes = {
         "postgresql": [moment, f"{moment} AT TIME ZONE 'UTC' AT TIME ZONE 'UTC'", f"date_trunc('second', {moment})"],
-        "sqlite": [moment, f"replace({moment}, ' ', 'T') || 'Z'", f"strftime('%Y-%m-%d %H:%M:%S+05:30', {moment}, '+330 minutes')"],
+        "sqlite": [
+            moment,
+            f"replace({moment}, ' ', 'T') || 'Z'",
+            f"strftime('%Y-%m-%d %H:%M:%S+05:30', {moment}, '+330 minutes')",
+        ],
     }[db.name]
     put_one(db)
     db.execute("INSERT INTO job (topic, payload) VALUES ('email.send', '{}')")
@@ -241,7 +245,9 @@ def test_an_operators_sql_is_enough_to_put_a_job(db: Database) -> None:
 def test_the_clock_is_the_statements_not_the_transactions(db: Database) -> None:
     """A job enqueued late in a long transaction is due from then, and a claim in one sees what is due now (I13)."""
     with db.engine.begin() as connection:
-        read_clock = "SELECT clock_timestamp()" if db.name == "postgresql" else "SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')"
+        read_clock = (
+            "SELECT clock_timestamp()" if db.name == "postgresql" else "SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')"
+        )
         begun = _instant(connection.execute(text(read_clock)).scalar())
         while (now := _instant(connection.execute(text(read_clock)).scalar())) - begun < timedelta(milliseconds=5):
             pass

@@ -80,7 +80,9 @@ def test_a_bulk_answers_in_order(db: Database) -> None:
 def test_a_bulk_larger_than_a_statement(db: Database) -> None:
     """More jobs than go in one statement are all put, and the keys hold across them."""
     with db.engine.begin() as connection:
-        answers = enqueue_many(connection, [NewJob(Email(number=place), f"key-{place % 1500}") for place in range(2500)])
+        answers = enqueue_many(
+            connection, [NewJob(Email(number=place), f"key-{place % 1500}") for place in range(2500)]
+        )
     assert [answer.created for answer in answers] == [True] * 1500 + [False] * 1000
     assert [answer.id for answer in answers[1500:]] == [answer.id for answer in answers[:1000]]
 
@@ -165,7 +167,7 @@ def test_of_five_the_last_commits(db: Database) -> None:
 
 
 def test_under_repeatable_read_the_answer_is_created_or_an_error(pg: Database) -> None:
-    """A REPEATABLE READ caller whose snapshot is older than the other's commit gets 40001, never a silent nothing (I8)."""
+    """A REPEATABLE READ caller with a snapshot older than the other's commit gets 40001 and no silent nothing (I8)."""
     engine = create_engine(pg.url, isolation_level="REPEATABLE READ")
     with pg.engine.connect() as first:
         enqueue(first, Email(number=1), key="key")

@@ -80,7 +80,7 @@ def test_a_canceled_jobs_holder_writes_nothing(db: Database, state: State) -> No
     ],
 )
 def test_retry_sends_round_again_what_did_not_succeed(db: Database, state: State, answer: RetryResult) -> None:
-    """Retry makes failed, dead and canceled jobs due now with their attempts kept, and leaves the others alone (I3, I6)."""
+    """Retry makes failed, dead and canceled jobs due now, attempts kept, and leaves the others alone (I3, I6)."""
     job_id = bring_to(db, state)
     before = db.row()
     assert do_retry(db, job_id) == answer

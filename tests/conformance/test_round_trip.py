@@ -76,7 +76,7 @@ class Dog(msgspec.Struct, tag=True):
 
 class Node(msgspec.Struct):
     value: int
-    following: Optional["Node"] = None  # noqa: UP045 - a forward reference within quotes
+    following: Optional[Node] = None  # noqa: UP045 - a forward reference within quotes
 
 
 UserId = NewType("UserId", int)
@@ -88,7 +88,7 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
     "int": (int, [0, -1, INTEGERS.start, INTEGERS.stop - 1]),
     "float": (float, [0.0, -0.0, 1.5, 0.1, 1e-300, 1.7976931348623157e308, 1e16, 123456789.123456789, 5e-324]),
     "float given int": (float, [3]),
-    "str": (str, ["", "text", "ключ", "🔑", "a\nb\tc\\d\"e", "\x01\x7f\u2028", "null", "1", "{}"]),
+    "str": (str, ["", "text", "ключ", "🔑", 'a\nb\tc\\d"e', "\x01\x7f\u2028", "null", "1", "{}"]),
     "bytes": (bytes, [b"", b"\x00\xff", bytes(range(256))]),
     "none": (None, [None]),
     "datetime": (datetime, [datetime(2031, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, 2, 3, 4, 567890, tzinfo=EAST)]),
@@ -135,10 +135,10 @@ def test_every_field_type_comes_back_as_it_went(db: Database, kind: Any, values:
     class Base(JobBase):
         metadata = MetaData()
 
-    Carrier: Any = type(JobBase)(  # noqa: N806 - a class
-        "Carrier", (Base,), {"__annotations__": {"value": kind}, "__module__": __name__}, topic="carrier"
-    )
-    jobs = [Carrier(value=value) for value in values]
+    make: Any = type
+    namespace = {"__annotations__": {"value": kind}, "__module__": __name__}
+    carrier = make("Carrier", (Base,), namespace, topic="carrier")
+    jobs = [carrier(value=value) for value in values]
     put(db, *jobs)
     back = [decode(Base.registry, job.topic, job.payload) for job in claim(db, {"carrier": 100})]
     assert back == jobs
@@ -154,7 +154,7 @@ def test_floats_keep_their_sign_of_zero(sqlite: Database, pg: Database) -> None:
         assert decode({}, job.topic, job.payload).payload == 0.0  # type: ignore[arg-type]
 
 
-RAW = {
+RAW: dict[str, Any] = {
     "null": None,
     "true": True,
     "integer": -5,
@@ -192,8 +192,12 @@ FITTING = st.recursive(
     | st.integers(INTEGERS.start, INTEGERS.stop - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5), inner, max_size=4
+        )
+    ),
     max_leaves=20,
 )
 

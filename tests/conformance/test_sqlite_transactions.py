@@ -73,11 +73,12 @@ def test_an_unconfigured_engine_is_warned_of(plain: Engine, sqlite: Database) ->
 def test_the_warning_points_at_the_caller(plain: Engine) -> None:
     """The warning names the line that enqueues, in whichever way."""
     with Session(plain) as session:
-        with pytest.warns(SqliteSetupWarning) as caught:
+        with pytest.warns(SqliteSetupWarning) as one:
             enqueue(session, Email())
+        with pytest.warns(SqliteSetupWarning) as many:
             enqueue_many(session, [Email()])
         session.rollback()
-    assert {warning.filename for warning in caught} == {__file__}
+    assert {warning.filename for warning in [*one, *many]} == {__file__}
 
 
 def test_an_unconfigured_savepoint_is_refused(plain: Engine, sqlite: Database) -> None:

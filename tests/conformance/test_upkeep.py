@@ -6,6 +6,7 @@ import re
 import threading
 import uuid
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
@@ -20,9 +21,9 @@ from conformance.samples import (
     claim_one,
     ended,
     finish,
+    purge,
     put,
     put_one,
-    purge,
     reap,
     settle,
 )
@@ -127,7 +128,7 @@ def test_many_reapers_at_once_are_safe(db: Database) -> None:
 
 
 def test_a_job_that_finishes_under_the_reapers_hands_stays_finished(pg: Database) -> None:
-    """A lapsed job that somebody is just finishing is not returned: neither while the row is locked nor after (I3, U1)."""
+    """A lapsed job that somebody is just finishing is not returned, neither while it is locked nor after (I3, U1)."""
     job_id = put_one(pg)
     job = claim_one(pg)
     pg.shift_clock(LATE)
@@ -179,7 +180,8 @@ def _with_a_stop_in_it(connection: Connection) -> str:
     from brooq_sa.statements import upkeep
     from databases import JOB
 
-    compiled = str(upkeep.reap(JOB).compile(dialect=connection.dialect))
+    statement: Any = upkeep.reap(JOB)
+    compiled = str(statement.compile(dialect=connection.dialect))
     sql = re.sub(r"%\((\w+)\)s(?:::\w+)?", r":\1", compiled).replace(":ceilings", "CAST('{}' AS jsonb)")
     guard = "job.locked_until < statement_timestamp()"
     assert sql.count(guard) == 2

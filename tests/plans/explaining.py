@@ -63,12 +63,14 @@ def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _least_rows(node: dict[str, Any]) -> int:
     rows, loops = node["Actual Rows"], node["Actual Loops"]
     is_rounded = isinstance(rows, int) and loops > 1
-    return math.ceil((rows - 0.5) * loops) if is_rounded and rows else round(rows * loops)
+    least: float = (rows - 0.5) * loops if is_rounded and rows else rows * loops
+    return math.ceil(least) if is_rounded else round(least)
 
 
 def _rows_read(node: dict[str, Any]) -> int:
     each = node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
-    return round(each * node["Actual Loops"])
+    rows: float = each * node["Actual Loops"]
+    return round(rows)
 
 
 def _lines(node: dict[str, Any], depth: int) -> Iterator[str]:

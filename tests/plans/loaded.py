@@ -11,17 +11,24 @@ WORKERS = 50
 HELD_BY_EACH = HELD // WORKERS
 
 _NEW = "INSERT INTO job (topic, payload, priority, available_at, updated_at, state, attempts, locked_by, locked_until)"
-_AGES = "now() - interval '1 hour' + g * interval '1 ms'"
+_AGO = "now() - interval '1 hour' + g * interval '1 ms'"
+
+
+def _jobs(
+    count: int, topic: str, state: str = "pending", *, priority: int = 0, due: str = _AGO, lease: str = "NULL, NULL"
+) -> str:
+    attempts = 0 if state == "pending" else 1
+    values = f"'{topic}', '{{}}', {priority}, {due}, {_AGO}, '{state}', {attempts}, {lease}"
+    return f"SELECT {values} FROM generate_series(1, {count}) g"
+
 
 _JOBS = (
-    f"SELECT 'other', '{{}}', 0, {_AGES}, {_AGES}, 'pending', 0, NULL, NULL FROM generate_series(1, {OTHER}) g",
+    _jobs(OTHER, "other"),
     # They lie in front of the due jobs of their topic in the order of a claim.
-    f"SELECT '{TOPIC}', '{{}}', -10, now() + interval '1 day', {_AGES}, 'pending', 0, NULL, NULL"
-    f" FROM generate_series(1, {LATER}) g",
-    f"SELECT '{TOPIC}', '{{}}', 0, {_AGES}, {_AGES}, 'done', 1, NULL, NULL FROM generate_series(1, {FINISHED}) g",
-    f"SELECT '{TOPIC}', '{{}}', 0, {_AGES}, {_AGES}, 'processing', 1, 'worker-' || g % {WORKERS}, now() + interval '1 h'"
-    f" FROM generate_series(1, {HELD}) g",
-    f"SELECT '{TOPIC}', '{{}}', 0, {_AGES}, {_AGES}, 'pending', 0, NULL, NULL FROM generate_series(1, {DUE}) g",
+    _jobs(LATER, TOPIC, priority=-10, due="now() + interval '1 day'"),
+    _jobs(FINISHED, TOPIC, "done"),
+    _jobs(HELD, TOPIC, "processing", lease=f"'worker-' || g % {WORKERS}, now() + interval '1 h'"),
+    _jobs(DUE, TOPIC),
 )
 
 
@@ -33,7 +40,8 @@ def load(connection: Connection) -> None:
     columns = "id, topic, payload, attempts, crashes, priority, available_at, created_at, updated_at"
     connection.execute(
         text(
-            f"INSERT INTO past ({columns}, state) SELECT {columns}, 'pending' FROM job TABLESAMPLE SYSTEM (5) REPEATABLE (1)"
+            f"INSERT INTO past ({columns}, state)"
+            f" SELECT {columns}, 'pending' FROM job TABLESAMPLE SYSTEM (5) REPEATABLE (1)"
         )
     )
     connection.execute(text("ANALYZE past"))

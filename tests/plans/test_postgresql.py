@@ -13,8 +13,8 @@ import pytest
 from pytest_postgresql.executors import PostgreSQLExecutor
 from sqlalchemy import Connection, Engine, create_engine, select, text
 
-from brooq_sa.states import State
 from brooq_sa.statements import enqueue, operate
+from brooq_sa.states import State
 from brooq_sa.store import Holding, JobStore, Outcome
 from databases import JOB
 from plans import loaded
@@ -57,9 +57,7 @@ def plan_cache(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=[(), NESTED_LOOPS], ids=["all", "nested_loops"])
-def connection(
-    request: pytest.FixtureRequest, busy: Engine, statistics: str, plan_cache: str
-) -> Iterator[Connection]:
+def connection(request: pytest.FixtureRequest, busy: Engine, statistics: str, plan_cache: str) -> Iterator[Connection]:
     """A connection that is rolled back, under one of the ways to plan."""
     with busy.connect() as connection:
         connection.execute(text(f"SET plan_cache_mode = force_{plan_cache}_plan"))
@@ -82,7 +80,8 @@ def locks_once(plan: Plan, *, at_most: int) -> bool:
     [chooser] = [
         node
         for node in plan.nodes()
-        if node.get("Parent Relationship") == "InitPlan" and any(each["Node Type"] == "LockRows" for each in _below(node))
+        if node.get("Parent Relationship") == "InitPlan"
+        and any(each["Node Type"] == "LockRows" for each in _below(node))
     ]
     assert chooser["Actual Loops"] == 1, plan
     assert plan.locked <= at_most, plan

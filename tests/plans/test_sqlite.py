@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, text
 
-from brooq_sa.states import State
 from brooq_sa.statements import enqueue, operate
+from brooq_sa.states import State
 from brooq_sa.store import JobStore, Outcome
 from databases import JOB, Database
 
@@ -41,7 +41,8 @@ def analysed_before_any_was_taken(connection: Connection) -> None:
 def fill(connection: Connection) -> None:
     connection.execute(
         text(
-            "INSERT INTO job (topic, payload) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)"
+            "INSERT INTO job (topic, payload)"
+            " WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)"
             " SELECT 'a.topic', '{}' FROM n"
         )
     )
@@ -78,7 +79,10 @@ def test_no_statement_walks_the_table(connection: Connection) -> None:
         STORE.settle(
             connection,
             "me",
-            [Outcome(*first.holding, State.DONE), Outcome(*second.holding, State.FAILED, timedelta(seconds=1), "failed")],
+            [
+                Outcome(*first.holding, State.DONE),
+                Outcome(*second.holding, State.FAILED, timedelta(seconds=1), "failed"),
+            ],
         )
         STORE.reap(connection, limit=100)
         STORE.purge(connection, ttl=timedelta(days=1), limit=100)
@@ -86,7 +90,9 @@ def test_no_statement_walks_the_table(connection: Connection) -> None:
         STORE.retry(connection, second.id)
         connection.execute(operate.state_of(JOB), {"job_id": first.id})
     assert steps
-    assert [step for step in steps if step.startswith("SCAN") and "json_each" not in step and "CONSTANT" not in step] == []
+    assert [
+        step for step in steps if step.startswith("SCAN") and "json_each" not in step and "CONSTANT" not in step
+    ] == []
 
 
 def test_no_sort_stands_before_a_claim_or_retention(connection: Connection) -> None:

@@ -12,10 +12,11 @@ odd half minutes, so that the moments which the test itself takes decide nothing
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -400,7 +401,9 @@ class LifeOfJobs(RuleBasedStateMachine):
                 assert job_id in self.may_leave_terminal
             if row["state"] == State.DEAD:  # I7
                 assert self.rows[job_id].died_of_failure
-        held = Counter((row["topic"], row["idempotency_key"]) for row in real.values() if row["idempotency_key"] is not None)
+        held = Counter(
+            (row["topic"], row["idempotency_key"]) for row in real.values() if row["idempotency_key"] is not None
+        )
         assert all(count == 1 for count in held.values())  # I8
         assert ("a", "") not in held
         assert ("b", "") not in held
@@ -411,5 +414,5 @@ def test_life_of_jobs(db: Database) -> None:
 
     (I1) (I2) (I3) (I6) (I7) (I8) (I12)
     """
-    make: Callable[[], LifeOfJobs] = lambda: LifeOfJobs(db)  # noqa: E731 - Hypothesis wants a factory
+    make: Any = functools.partial(LifeOfJobs, db)
     run_state_machine_as_test(make, settings=PROFILE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 import sqlmodel
@@ -40,8 +40,8 @@ class Index(AppJob, topic="index"):
 
 
 job = Index(word="a")
-moment: datetime
-job_id: uuid.UUID
+moment = datetime.now(UTC)
+job_id = uuid.uuid4()
 
 
 def into_sync_sessions(
