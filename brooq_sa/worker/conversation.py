@@ -119,11 +119,11 @@ class Conversation:
         """An attempt does not end: its slot is given up, and this outcome is to be written.
 
         Returns:
-            False if it has ended at the last moment.
+            False if it has ended at the last moment, or was given up before: its outcome may not be written yet.
         """
         claim = finished.claim
         with self._changed:
-            if claim._has_ended:
+            if claim._has_ended or claim._is_hung:
                 return False
             claim._is_hung = True
             self._running -= 1

@@ -61,7 +61,8 @@ class Watchdog:
         if self._has_one_writer and any(claim._session is not None for claim in claims):
             for claim in claims:
                 claim._lease_ends = max(claim._lease_ends, now + TO_WRITE)
-        for claim in claims:
+        # One that was given up stays held until its outcome is written, which may take as long as an outage.
+        for claim in (claim for claim in claims if not claim._is_hung):
             if claim._told_at + self._grace <= now and not claim._is_over and claim.cause is not StopCause.SHUTDOWN:
                 self._give_up(claim)
             elif claim._lease_ends <= now:

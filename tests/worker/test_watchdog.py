@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,19 @@ def test_a_decided_attempt_is_told_nothing() -> None:
     claim._close()
     claim._stop(StopCause.LEASE_LOST)
     assert (claim.cause, bool(claim.should_stop)) == (None, False)
+
+
+def test_a_hung_handler_is_given_up_once() -> None:
+    """While its outcome cannot be written, a hung attempt stays held; its slot is given up a single time (T3)."""
+    claim, held, given_up = bare_claim(), Held(), []
+
+    def give_up(hung: Any) -> None:
+        given_up.append(hung)
+        hung._is_hung = True
+
+    claim._stop(StopCause.ATTEMPT_TIMEOUT)
+    held.add([claim])
+    watchdog = Watchdog(held, grace=timedelta(0), give_up=give_up)
+    for _ in range(3):
+        watchdog.turn()
+    assert given_up == [claim]
