@@ -13,6 +13,7 @@ odd half minutes, so that the moments which the test itself takes decide nothing
 from __future__ import annotations
 
 import functools
+import math
 import os
 import uuid
 from collections import Counter
@@ -29,7 +30,7 @@ from sqlalchemy import Connection, MetaData
 
 from brooq_sa import CancelResult, JobBase, NewJob, RetryResult, cancel, enqueue, enqueue_many, retry
 from brooq_sa.states import READY, TERMINAL, State
-from brooq_sa.store import Claimed, JobStore, Outcome
+from brooq_sa.store import TOO_MANY_CRASHES, Claimed, JobStore, Outcome
 from databases import JOB, Database
 
 HISTORIES = int(os.environ.get("BROOQ_LIVES", "0"))
@@ -80,7 +81,8 @@ class Row:
     locked_until: int | None = None
     error: str | None = None
     changed_at: int = 0
-    died_of_failure: bool = False
+    crashes: int = 0
+    may_be_dead: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,7 @@ class LifeOfJobs(RuleBasedStateMachine):
             error=outcome.error or row.error,
             locked_by=None,
             locked_until=None,
-            died_of_failure=died,
+            may_be_dead=died,
         )
 
     @rule(worker=workers, holdings=st.lists(claims, max_size=5, unique_by=lambda each: each.job.holding))
@@ -287,21 +289,33 @@ class LifeOfJobs(RuleBasedStateMachine):
 
     # --- upkeep and operators
 
-    @rule(limit=st.integers(1, 3), undone=rolled_back)
-    def reap(self, limit: int, undone: bool) -> None:
+    @rule(limit=st.integers(1, 3), ceilings=st.sampled_from([{}, {}, {"a": 2}]), undone=rolled_back)
+    def reap(self, limit: int, ceilings: dict[str, int], undone: bool) -> None:
         lapsed = {
             job_id
             for job_id, row in self.rows.items()
             if row.state is State.PROCESSING and (row.locked_until or 0) < self.now
         }
         with self.transaction(undone=undone) as connection:
-            reaped = STORE.reap(connection, limit=limit)
+            reaped = STORE.reap(connection, limit=limit, ceilings=ceilings)
         assert {each.id for each in reaped} <= lapsed
         assert len(reaped) == min(limit, len(lapsed))
         for each in reaped:
-            assert (each.topic, each.attempts) == (self.rows[each.id].topic, self.rows[each.id].attempts)
+            row = self.rows[each.id]
+            is_parked = row.crashes + 1 >= ceilings.get(row.topic, math.inf)
+            state = State.DEAD if is_parked else State.PENDING
+            assert each == (each.id, row.topic, row.attempts, row.crashes + 1, state)
             if not undone:
-                self.change(each.id, state=State.PENDING, available_at=self.now, locked_by=None, locked_until=None)
+                self.change(
+                    each.id,
+                    state=state,
+                    crashes=each.crashes,
+                    error=TOO_MANY_CRASHES if is_parked else row.error,
+                    may_be_dead=is_parked,
+                    available_at=self.now,
+                    locked_by=None,
+                    locked_until=None,
+                )
 
     @rule(limit=st.integers(1, 3))
     def purge(self, limit: int) -> None:
@@ -358,7 +372,9 @@ class LifeOfJobs(RuleBasedStateMachine):
             assert answer == RetryResult.RETRIED
             if not undone:
                 self.may_leave_terminal.add(job_id)
-                self.change(job_id, state=State.PENDING, available_at=self.now, locked_by=None, locked_until=None)
+                self.change(
+                    job_id, state=State.PENDING, available_at=self.now, locked_by=None, locked_until=None, crashes=0
+                )
 
     @rule(minutes=st.integers(1, 3))
     def time_passes(self, minutes: int) -> None:
@@ -378,8 +394,8 @@ class LifeOfJobs(RuleBasedStateMachine):
         self.may_leave_terminal = set()
 
     def check_row(self, real: dict[str, Any], row: Row) -> None:
-        names = ("topic", "state", "attempts", "priority", "locked_by", "last_error", "idempotency_key")
-        expected = (row.topic, row.state, row.attempts, row.priority, row.locked_by, row.error, row.key)
+        names = ("topic", "state", "attempts", "crashes", "priority", "locked_by", "last_error", "idempotency_key")
+        expected = (row.topic, row.state, row.attempts, row.crashes, row.priority, row.locked_by, row.error, row.key)
         assert tuple(real[name] for name in names) == expected
         self.check_instant(real["available_at"], row.available_at)
         self.check_instant(real["locked_until"], row.locked_until)
@@ -400,7 +416,7 @@ class LifeOfJobs(RuleBasedStateMachine):
             if was and was["state"] in TERMINAL and row["state"] != was["state"]:  # I3
                 assert job_id in self.may_leave_terminal
             if row["state"] == State.DEAD:  # I7
-                assert self.rows[job_id].died_of_failure
+                assert self.rows[job_id].may_be_dead
         held = Counter(
             (row["topic"], row["idempotency_key"]) for row in real.values() if row["idempotency_key"] is not None
         )
