@@ -19,6 +19,9 @@ from waiting import wait_until
 
 EMPTY = "--stop-when-empty"
 
+on_sqlite_alone = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
+"""For what a process does that has nothing to do with which database it is."""
+
 
 @pytest.fixture
 def consume(processes: Processes, db: Database) -> Any:
@@ -82,6 +85,7 @@ def test_exit_code_decides(consume: Any, db: Database) -> None:
         assert row["last_error"] is None if error is None else error in row["last_error"]
 
 
+@on_sqlite_alone
 def test_last_attempt(consume: Any, db: Database) -> None:
     """A command that fails every time makes the job dead at the last attempt (I7)."""
     put(db, "a", 1)
@@ -90,6 +94,7 @@ def test_last_attempt(consume: Any, db: Database) -> None:
     assert (db.row()["state"], db.row()["attempts"]) == ("dead", 3)
 
 
+@on_sqlite_alone
 def test_payload_that_nobody_reads(consume: Any, db: Database) -> None:
     """A command need not read what it is given, however long that is."""
     put(db, "a", "x" * 1_000_000)
@@ -97,6 +102,7 @@ def test_payload_that_nobody_reads(consume: Any, db: Database) -> None:
     assert db.row()["state"] == "done"
 
 
+@on_sqlite_alone
 def test_command_that_cannot_be_run(consume: Any, db: Database) -> None:
     """A command that is not there costs no job an attempt, and ends it all with exit code 1."""
     put(db, "a", 1)
@@ -107,6 +113,7 @@ def test_command_that_cannot_be_run(consume: Any, db: Database) -> None:
     assert [(row["state"], row["attempts"]) for row in db.rows()] == [("pending", 0), ("pending", 0)]
 
 
+@on_sqlite_alone
 def test_time_limit(consume: Any, db: Database) -> None:
     """A command whose time is up is ended, with all that it started; the attempt has failed (T1)."""
     put(db, "a", 1)
@@ -137,6 +144,7 @@ def test_waits_for_more_and_stops_when_asked(consume: Any, db: Database) -> None
     assert "Traceback" not in child.output()
 
 
+@on_sqlite_alone
 def test_first_signal_lets_the_command_end(consume: Any, db: Database) -> None:
     """The command that runs when a signal comes may end, and its job is settled; the next is left alone (T6)."""
     put(db, "a", 1)

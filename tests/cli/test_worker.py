@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from brooq_sa import RawJob, enqueue
 from brooq_sa.cli.stopping import SIGNALS
+from brooq_sa.settings import NAMES
 from databases import Database
 from processes import Child, Processes
 from waiting import wait_until
@@ -47,6 +50,9 @@ class Coroutine(AppJob, topic="coroutine"):
 """
 
 QUICKLY = ("--poll-interval", "50ms")
+
+on_sqlite_alone = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
+"""For what a process does that has nothing to do with which database it is."""
 
 
 @pytest.fixture
@@ -84,6 +90,7 @@ def test_runs_jobs_and_drains(start: Any, db: Database) -> None:
     assert [row["attempts"] for row in db.rows(topic="quick")] == [1, 0]
 
 
+@on_sqlite_alone
 def test_grace(start: Any, db: Database) -> None:
     """A job that outlasts the grace is told to stop and given back, its attempt uncharged; exit code 0 (T6)."""
     put(db, "patient")
@@ -117,6 +124,7 @@ def _send(child: Child, number: signal.Signals) -> bool:
     return False
 
 
+@on_sqlite_alone
 def test_topics_name_and_coroutines(start: Any, db: Database) -> None:
     """--topic leaves the others alone; --name begins the name that holds the jobs; coroutines run."""
     put(db, "quick", {"n": 1})
@@ -131,6 +139,7 @@ def test_topics_name_and_coroutines(start: Any, db: Database) -> None:
     assert worker.wait() == 0
 
 
+@on_sqlite_alone
 def test_log_lines(start: Any, db: Database) -> None:
     """In a pipe the log is a JSON object a line, with the job's id, topic, attempt and worker (W3)."""
     put(db, "quick", {"n": 1})
@@ -145,6 +154,7 @@ def test_log_lines(start: Any, db: Database) -> None:
     assert len({line["worker"] for line in lines if "worker" in line}) == 1
 
 
+@on_sqlite_alone
 def test_settings_from_everywhere(start: Any, processes: Processes, db: Database) -> None:
     """All problems of all places are told at once, by name, exit code 2 (U3)."""
     (processes.folder / ".env").write_text("QUEUE_POLL_INTERVAL=-1s\nQUEUE_WORKERS=0\n", encoding="utf-8")
@@ -163,6 +173,61 @@ def _signals_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def check(call: Any, _signals_as_before: None, monkeypatch: pytest.MonkeyPatch, pg_url: str) -> Any:
+    """Calls ``worker --check`` with the database in the environment, on settings of this test alone."""
+    for name in os.environ:
+        if name.startswith("QUEUE_"):
+            monkeypatch.delenv(name)
+    Path("own_jobs.py").write_text(JOBS, encoding="utf-8")
+    monkeypatch.setenv("DATABASE_URL", pg_url.replace("//postgres@", "//postgres:s3cret@"))
+    monkeypatch.delitem(sys.modules, "own_jobs", raising=False)
+    return lambda *arguments: call("worker", "own_jobs:AppJob", "--check", *arguments)
+
+
+def test_check(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--check prints each effective setting with its source, and what would run; nothing is run (U3)."""
+    Path(".env").write_text("QUEUE_LEASE=40s\nQUEUE_WORKERS=5\n", encoding="utf-8")
+    monkeypatch.setenv("QUEUE_POLL_INTERVAL", "1500ms")
+    result = check("--workers", "3", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert list(found["settings"]) == list(NAMES)
+    assert {name: (found["settings"][name]["value"], found["settings"][name]["source"]) for name in CHECKED} == CHECKED
+    assert found["topics"] == ["coroutine", "patient", "quick", "slow"]
+    assert found["database"]["source"] == "environment"
+    assert "s3cret" not in result.output
+    table = check("--topic", "quick").stdout.splitlines()
+    assert table[0].split() == ["setting", "value", "source"]
+    assert ["lease", "40s", ".env"] in [line.split() for line in table]
+    assert table[-1] == "topics: quick"
+
+
+CHECKED = {
+    "workers": ("3", "argument"),
+    "poll_interval": ("1s500ms", "environment"),
+    "lease": ("40s", ".env"),
+    "grace": ("30s", "default"),
+    "reaper_period": ("10s", "computed"),
+    "watchdog_grace": ("40s", "computed"),
+}
+
+
+def test_check_refuses_what_the_worker_would(check: Any) -> None:
+    """--check tells the problems of the settings, and a topic that nobody can run, and then fails (U3)."""
+    result = check("--lease", "5")
+    assert (result.exit_code, "lease: Duration '5' has no unit" in result.stderr) == (2, True)
+    result = check("--topic", "nothing")
+    assert (result.exit_code, "Topic 'nothing' has no handler" in result.stderr) == (1, True)
+
+
+def test_passwords_of_the_wake_url_stay_hidden(check: Any) -> None:
+    """The way on which to be woken is shown without its password (W3)."""
+    result = check("--wake-url", "postgres://user:0ther@host/name")
+    assert (result.exit_code, "postgresql+psycopg://user:***@host/name" in result.stdout) == (0, True)
+    assert "0ther" not in result.output
 
 
 @pytest.mark.usefixtures("_signals_as_before")
