@@ -17,10 +17,12 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from sqlalchemy import Table
+from sqlalchemy import Connection, Table
 from sqlalchemy.orm import Session
 
-from .exc import LeaseLost, UsageError
+from .engines import is_outage, is_overlong_transaction, is_read_only
+from .exc import LeaseLost, PreserveAttempt, UsageError
+from .failure import causes, signal_in
 from .jobs import JobBase, NewJob, RawJob
 from .outcomes import done
 from .session import NewRow, check_new, put
@@ -173,6 +175,32 @@ class _Claim(Generic[S]):
         if self.should_stop:
             interrupt()
 
+    def _judge(self, error: BaseException) -> BaseException:
+        """What the attempt failed of: the error, or a PreserveAttempt where the database failed, and not the job.
+
+        That is so if the claim's session has lost its connection, could get none, or may not write because the server
+        lets nobody write. Nothing was committed then; or nobody knows whether it was, and if it was, the fence refuses
+        this outcome.
+        """
+        if self._session is None or signal_in(error) is not None or not self._is_cut_off(list(causes(error))):
+            return error
+        judged = PreserveAttempt(
+            "the connection was lost while the outcome was being committed"
+            if self._is_over
+            else "the database was lost while the handler ran"
+        )
+        judged.__cause__ = error
+        return judged
+
+    def _is_cut_off(self, errors: list[BaseException]) -> bool:
+        if any(is_overlong_transaction(error) for error in errors):
+            return False  # the handler's doing, which would be the same the next time
+        connections = _connections_of(self._session)
+        if any(connection.invalidated for connection in connections):
+            return True
+        # As long as it has its connection, what was out of reach is some other database.
+        return any(is_read_only(error) or (is_outage(error) and not connections) for error in errors)
+
     def _begin_again(self) -> None:
         """Forget what the handler has done, so that it can be run once more; its session is to be closed."""
         self._chained.clear()
@@ -245,3 +273,14 @@ class AsyncClaim(_Claim["AsyncSession"]):
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+def _connections_of(session: object) -> list[Connection]:
+    """Those that a session, sync or async, holds in its transaction."""
+    sync_session = getattr(session, "sync_session", session)
+    transaction = sync_session.get_transaction() if isinstance(sync_session, Session) else None
+    if transaction is None:
+        return []
+    if hasattr(transaction, "connections"):  # from SQLAlchemy 2.1.7 on
+        return list(transaction.connections)
+    return [entry[0] for entry in transaction._connections.values()]

@@ -245,8 +245,9 @@ class _Consumer:
         if error is None:
             error = self._complete(claim, duration)
         if error is not None:
+            outcome = self._outcome(claim, error)
             claim._close()
-            self._write(claim, self._outcome(claim, error), duration)
+            self._write(claim, outcome, duration)
         return error is None or isinstance(error, Exception)
 
     def _complete(self, claim: ConsumedClaim, duration: timedelta) -> Exception | None:
@@ -270,7 +271,7 @@ class _Consumer:
             return None
         if not isinstance(error, Exception):
             return released(claim._holding)
-        return after(error, claim._holding, claim._policy, self._redact)
+        return after(claim._judge(error), claim._holding, claim._policy, self._redact)
 
     def _write(self, claim: ConsumedClaim, outcome: Outcome | None, duration: timedelta) -> None:
         claim._close()

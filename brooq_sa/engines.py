@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from . import sqlite
 from .exc import UsageError
@@ -102,6 +103,19 @@ def sibling(engine: Engine) -> Engine:
     return sqlite.configure(twin) if twin.dialect.name == "sqlite" else twin
 
 
+def listening_engine(engine: Engine, url: str | None) -> Engine | None:
+    """An engine to hear wake-ups on, or None if `engine` is on a database or a driver without them.
+
+    Args:
+        url: where to listen, if not where `engine` is.
+    """
+    if engine.dialect.name != "postgresql":
+        return None
+    if url is not None:
+        return create_engine(make_url(url).set(drivername=_SYNC_DRIVERS["postgresql"]), poolclass=NullPool)
+    return sibling(engine) if engine.dialect.driver == "psycopg" else None
+
+
 NETWORK_DEADLINES = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -133,6 +147,13 @@ def _add_deadlines(_dialect: Any, _record: Any, _arguments: Any, parameters: dic
                 parameters.setdefault(name, value)
 
 
+READ_ONLY = "25006"
+"""PostgreSQL's read_only_sql_transaction."""
+
+OVERLONG = ("25P03", "25P04")
+"""PostgreSQL's idle_in_transaction_session_timeout and transaction_timeout."""
+
+
 class Reserved:
     """One connection set apart, made at first use and made anew after any error.
 
@@ -142,6 +163,9 @@ class Reserved:
 
     A server, or a proxy before it, that has been stopped in its tracks still acknowledges every packet, so no setting
     of the network tells. `break_if_overdue`, called from another thread, does.
+
+    Behind a pooler that hands one server connection to many clients, what is set for the session would befall others,
+    and a prepared statement would be looked for where it is not: there, neither is made.
 
     Args:
         engine: whose sibling the connection comes from.
@@ -154,6 +178,7 @@ class Reserved:
         self._patience = patience.total_seconds()
         self._connection: Connection | None = None
         self._busy_since: float | None = None
+        self._is_pooled = False
         self._guard = threading.Lock()
 
     @contextmanager
@@ -163,6 +188,8 @@ class Reserved:
         try:
             connection = self._connection or self._connect()
             with connection.begin():
+                if self._is_pooled:
+                    connection.exec_driver_sql("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
                 yield connection
         except IntegrityError:
             raise  # an answer like any other, and the connection as good as before
@@ -188,15 +215,20 @@ class Reserved:
             self._connection = connection = self._prepared(connection)
         return connection
 
-    @staticmethod
-    def _prepared(connection: Connection) -> Connection:
+    def _prepared(self, connection: Connection) -> Connection:
         """The connection at READ COMMITTED, and patient with locked rows for `LOCK_TIMEOUT` alone."""
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-        # State of the session, which a pooler between us and the server may lose: it helps, and nothing relies on it.
-        asked = "SELECT current_setting('default_transaction_isolation'), set_config('lock_timeout', %s, false)"
-        default, _ = connection.exec_driver_sql(asked, (LOCK_TIMEOUT,)).one()
+        asked = "SELECT current_setting('default_transaction_isolation'), pg_backend_pid()"
+        default, server_process = connection.exec_driver_sql(asked).one()
         connection.commit()
-        if default == "read committed":
+        driver_connection: Any = connection.connection.driver_connection
+        self._is_pooled = driver_connection.info.backend_pid != server_process
+        if self._is_pooled:
+            driver_connection.prepare_threshold = None
+        else:
+            connection.exec_driver_sql("SELECT set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
+            connection.commit()
+        if default == "read committed" and not self._is_pooled:
             return connection
         return connection.execution_options(isolation_level="READ COMMITTED")
 
@@ -251,6 +283,29 @@ def is_passing(error: DBAPIError) -> bool:
     if state is None:  # from the driver itself: no connection; from SQLite: locked by another writer
         return isinstance(error, OperationalError) and not str(error.orig).startswith("no such")
     return state.startswith(("08", "25006", "40", "53", "55P03", "57", "58"))
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the database was lost, out of reach, or lets nobody write; or its pool had no connection to give."""
+    if isinstance(error, PoolTimeout):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated:
+        return True
+    if state := _sqlstate(error):
+        return state.startswith(("08", "53300", "57P")) or state == READ_ONLY
+    return isinstance(error, OperationalError) and error.statement is None  # no connection was to be had
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Whether the server refused to write."""
+    return isinstance(error, DBAPIError) and _sqlstate(error) == READ_ONLY
+
+
+def is_overlong_transaction(error: BaseException) -> bool:
+    """Whether the server ended the connection because its transaction was idle, or went on, for too long."""
+    return isinstance(error, DBAPIError) and _sqlstate(error) in OVERLONG
 
 
 def _sqlstate(error: DBAPIError) -> str | None:

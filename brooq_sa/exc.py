@@ -9,6 +9,7 @@
     ├── PayloadError        a value that JSON or a database cannot carry, or a payload that cannot be read
     ├── EnqueueError        an enqueue that could not be decided
     ├── SchemaError         the table is missing, or not the one this version needs
+    ├── AccessError         the database role lacks a privilege on the table
     ├── SqliteSetupError    a SQLite engine whose savepoints would not hold
     ├── UsageError          a worker, consumer or claim used in a way that has no meaning
     ├── LeaseLost           the claim no longer holds its job
@@ -73,6 +74,21 @@ class EnqueueError(BrooqError):
 
 class SchemaError(BrooqError):
     """The table is missing, or is not the one this version needs."""
+
+
+class AccessError(BrooqError):
+    """The database role lacks a privilege on the table.
+
+    Attributes:
+        grants: the statements that give it what it needs.
+    """
+
+    def __init__(self, message: str, grants: Sequence[str]) -> None:
+        super().__init__(message)
+        self.grants = tuple(grants)
+
+    def __reduce__(self) -> tuple[type[AccessError], tuple[str, tuple[str, ...]]]:
+        return type(self), (str(self), self.grants)
 
 
 class SqliteSetupError(BrooqError):

@@ -57,7 +57,12 @@ def clean_text(text: str, limit: int) -> str:
 
 def signal_in(exception: BaseException) -> Signal | None:
     """The signal that the exception is, or that stands in its ``__cause__`` chain; the outermost one."""
-    return next((link for link in _links(exception, _cause) if isinstance(link, Signal)), None)
+    return next((link for link in causes(exception) if isinstance(link, Signal)), None)
+
+
+def causes(exception: BaseException) -> Iterator[BaseException]:
+    """The exception and its ``__cause__`` chain, each once."""
+    return _links(exception, _cause)
 
 
 def _headline(exception: BaseException) -> str:

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session as _Session
 from sqlalchemy.orm import scoped_session
 from uuid_utils.compat import uuid7
 
-from . import wake
+from . import access, wake
 from .durations import parse_duration
 from .exc import EnqueueError, OptionError, SchemaError
 from .jobs import JobBase, NewJob, RawJob, encode, table_of
@@ -103,6 +103,7 @@ def enqueue(
         PayloadError: a value in the job cannot be carried. Nothing was sent; the transaction is as usable as before.
         OptionError: an option breaks its rule, or `session` is none of the above. Likewise.
         SchemaError: the database has no job table.
+        AccessError: the role may not put jobs into it.
         SqliteSetupError: a SQLite engine whose transactions would not hold the job; see `brooq_sa.sqlite`.
         EnqueueError: others kept taking and giving up the key.
     """
@@ -361,7 +362,7 @@ def _enqueue(target: Any, new: NewJob) -> Enqueued:
     row = check_new(new)
     connection = _connection(target, row.table)
     _check_database(connection)
-    with _explained(row.table):
+    with explained(connection, row.table, access.ENQUEUE):
         return put(connection, row)
 
 
@@ -411,7 +412,7 @@ def _enqueue_many(target: Any, news: Sequence[NewJob]) -> list[Enqueued]:
         connection = _connection(target, table)
         _check_database(connection)
         put_all = _put_singly if connection.dialect.name == "sqlite" else _put_in_bulk
-        with _explained(table):
+        with explained(connection, table, access.ENQUEUE):
             for start in range(0, len(its_rows), BULK):
                 answers |= put_all(connection, table, its_rows[start : start + BULK])
             _wake_for(connection, table, its_rows)
@@ -466,7 +467,7 @@ def _operate(target: Any, base: type[JobBase], move: Callable[[JobStore, Connect
 
     def work(sync: Any) -> Any:
         connection = _connection(sync, store.table)
-        with _explained(store.table):
+        with explained(connection, store.table, access.OPERATE):
             return move(store, connection)
 
     return _run_async(target, work) if _is_async(target) else work(target)
@@ -483,10 +484,15 @@ def _check_database(connection: Connection) -> None:
 
 
 @contextmanager
-def _explained(table: Table) -> Iterator[None]:
-    """Add the next step to the database's complaint that the table is missing."""
+def explained(connection: Connection, table: Table, privileges: tuple[str, ...]) -> Iterator[None]:
+    """Add the next step to the database's complaint that the table is missing, or that the role may not use it so.
+
+    Raises:
+        SchemaError, AccessError: in place of the complaint.
+    """
     try:
-        yield
+        with access.demanding(privileges, table, connection.dialect, connection.engine.url):
+            yield
     except DBAPIError as error:
         if is_missing_table(error, table):
             raise SchemaError(

@@ -42,8 +42,9 @@ class WorkerSettings:
         retention_batch: how many of them are deleted in one transaction. Default 1,000.
         retention_period: between looks for those. Default None, or 0: a 24th of `retention_ttl`, between 1 min and 1 h.
         grace: how long a shutdown waits for running jobs before it tells them to stop. Default 30 s.
-        wake: whether to listen for wake-ups of other processes, on PostgreSQL; behind a pooler in transaction mode,
-            which does not pass them on, turn it off. Default True.
+        wake: whether to listen for wake-ups of other processes, on PostgreSQL. Default True.
+        wake_url: where to listen, if not where the jobs are: a way to the database past a pooler in transaction mode,
+            which does not pass wake-ups on. Default None.
 
     Raises:
         SettingsError: with every problem there is.
@@ -64,6 +65,7 @@ class WorkerSettings:
     retention_period: timedelta | None = None
     grace: timedelta = timedelta(seconds=30)
     wake: bool = True
+    wake_url: str | None = dataclasses.field(default=None, repr=False)  # it may hold a password
 
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in NAMES}
@@ -108,6 +110,7 @@ class WorkerSettings:
 NAMES = tuple(field.name for field in dataclasses.fields(WorkerSettings))
 INTEGERS = ("workers", "max_attempts", "retention_batch")
 SWITCHES = ("wake",)
+URLS = ("wake_url",)
 MAY_BE_ZERO = ("backoff_base", "backoff_max", "retention_ttl", "retention_period", "grace")
 VARIABLES = {name: f"QUEUE_{name.upper()}" for name in NAMES} | {
     "database_url": "DATABASE_URL",
@@ -217,7 +220,7 @@ def _reader(name: str) -> Callable[[Any], Any]:
         return _switch
     if name == "http_addr":
         return _address
-    return str if name == "database_url" else parse_duration
+    return str if name == "database_url" or name in URLS else parse_duration
 
 
 def _integer(value: object) -> int:
@@ -270,6 +273,10 @@ def _fault(name: str, value: Any) -> str | None:
         return None if isinstance(value, bool) else f"{value!r} is neither True nor False. Give one of them."
     if value is None and getattr(WorkerSettings, name) is None:
         return None
+    if name in URLS:
+        is_one = isinstance(value, str) and re.match(r"postgres(ql)?(\+\w+)?://", value)
+        # The value itself is not repeated: it may hold a password.
+        return None if is_one else "It is no URL of PostgreSQL. Give one such as postgresql://user@host/name."
     if not isinstance(value, timedelta):
         return f"{value!r} is no timedelta. Give one, or a string with a unit to WorkerSettings.create()."
     least = timedelta(0) if name in MAY_BE_ZERO else timedelta(microseconds=1)

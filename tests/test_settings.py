@@ -40,6 +40,7 @@ def test_defaults_work() -> None:
         "retention_period": None,
         "grace": timedelta(seconds=30),
         "wake": True,
+        "wake_url": None,
     }
     loaded = load_settings({}, {}, None)
     assert loaded.settings == WorkerSettings()
@@ -234,3 +235,15 @@ def test_passwords_are_not_shown() -> None:
     loaded = load_settings({"database_url": "postgresql://user:s3cr3t@host/name"}, {}, None)
     assert "s3cr3t" not in repr(loaded)
     assert loaded.database_url == "postgresql://user:s3cr3t@host/name"
+
+
+def test_wake_url() -> None:
+    """The way on which to be woken is a URL of PostgreSQL, and its password is neither shown nor repeated (W3)."""
+    url = "postgresql://user:s3cret@host/name"
+    settings = load_settings({}, {"QUEUE_WAKE_URL": url}, None).settings
+    assert settings.wake_url == url
+    assert "s3cret" not in repr(settings)
+    for other in ("mysql://user:s3cret@host/name", "s3cret"):
+        [problem] = problems_of({}, {"QUEUE_WAKE_URL": other})
+        assert problem.startswith("QUEUE_WAKE_URL: It is no URL of PostgreSQL. Give one such as postgresql://")
+        assert "s3cret" not in problem

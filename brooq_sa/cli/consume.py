@@ -69,7 +69,7 @@ class _Stopped(Exception):
 @click.option("--exec", "command", metavar="COMMAND", required=True, help="Run by the shell once for each job.")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due, instead of waiting for more.")
 @click.option("--name", help="The beginning of the name that holds the jobs.  [default: host and process]")
-@settings_options(without=("workers", "watchdog_grace", "grace"))
+@settings_options(without=("workers", "watchdog_grace", "grace", "wake_url"))
 @log_options
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
 def consume(
@@ -104,7 +104,7 @@ def consume(
     """
     runner = _Runner(command)
     stopping = Stopping(at_once=runner.kill)
-    settings = read_settings(arguments)
+    settings = read_settings(arguments).settings
 
     import brooq_sa
     from brooq_sa import log

@@ -11,6 +11,8 @@ import click
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from brooq_sa import access
+
 from .failing import Failure, database_said, keep_secret
 
 PLAIN = ("postgres", "postgresql")
@@ -54,24 +56,27 @@ def opened(text: str) -> Iterator[Engine]:
 
 
 @contextmanager
-def reading(engine: Engine, table: Table) -> Iterator[Connection]:
-    """A connection for SELECTs, which on SQLite waits for nobody; a missing table is explained."""
-    from brooq_sa.session import _explained
+def reading(engine: Engine, table: Table, privileges: tuple[str, ...] = access.LOOK) -> Iterator[Connection]:
+    """A connection for SELECTs, which on SQLite waits for nobody; what is missing there is explained."""
+    from brooq_sa.session import explained
 
-    with engine.connect().execution_options(brooq_begin="DEFERRED") as connection, _explained(table):
+    with (
+        engine.connect().execution_options(brooq_begin="DEFERRED") as connection,
+        explained(connection, table, privileges),
+    ):
         yield connection
 
 
 @contextmanager
-def writing(engine: Engine, table: Table) -> Iterator[Connection]:
-    """A connection in a transaction, which is committed at the end; a missing table is explained."""
-    from brooq_sa.session import _explained
+def writing(engine: Engine, table: Table, privileges: tuple[str, ...]) -> Iterator[Connection]:
+    """A connection in a transaction, which is committed at the end; what is missing there is explained."""
+    from brooq_sa.session import explained
 
-    with engine.begin() as connection, _explained(table):
+    with engine.begin() as connection, explained(connection, table, privileges):
         yield connection
 
 
-def readable_url(text: str) -> URL:
+def readable_url(text: str, hint: str = "--url") -> URL:
     """`blocking_url` of what the user gave, whose password is from then on hidden in every message.
 
     Raises:
@@ -81,12 +86,12 @@ def readable_url(text: str) -> URL:
         url = blocking_url(text)
     except (ArgumentError, ValueError) as error:
         # The text itself is not repeated: it may hold a password.
-        raise click.BadParameter(f"It is not a URL that can be read. {EXAMPLES}", param_hint="--url") from error
+        raise click.BadParameter(f"It is not a URL that can be read. {EXAMPLES}", param_hint=hint) from error
     keep_secret(url.password)
     keep_secret(url.query.get("password"))
     if url.get_backend_name() not in ("postgresql", "sqlite"):
         raise click.BadParameter(
-            f"Jobs live in PostgreSQL or SQLite, not in {url.get_backend_name()}. {EXAMPLES}", param_hint="--url"
+            f"Jobs live in PostgreSQL or SQLite, not in {url.get_backend_name()}. {EXAMPLES}", param_hint=hint
         )
     return url
 
@@ -97,11 +102,20 @@ def _engine(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         _demand_file(url)
     try:
-        engine = create_engine(url)
-    except (ArgumentError, NoSuchModuleError, ImportError, TypeError) as error:
+        engine = _created(url)
+    except (ArgumentError, NoSuchModuleError, ImportError, TypeError, ValueError) as error:
         raise click.BadParameter(f"{error}. {EXAMPLES}", param_hint="--url") from error
     configured: Any = sqlite.configure(engine) if engine.dialect.name == "sqlite" else engine
     return configured  # type: ignore[no-any-return]
+
+
+def _created(url: URL) -> Engine:
+    """An engine, with psycopg's `prepare_threshold` as a number or None: from a URL it would come as text."""
+    threshold = url.query.get("prepare_threshold")
+    if not isinstance(threshold, str):
+        return create_engine(url)
+    number = None if threshold.lower() == "none" else int(threshold)
+    return create_engine(url.difference_update_query(["prepare_threshold"]), connect_args={"prepare_threshold": number})
 
 
 def _demand_file(url: URL) -> None:

@@ -67,6 +67,7 @@ def retry(url: str, schema: str | None, table: str, job_ids: Sequence[uuid.UUID]
 
 
 def _operate(url: str, job: Any, job_ids: Sequence[uuid.UUID], move: Any, fine: Collection[str], as_json: bool) -> None:
+    from brooq_sa import access
     from brooq_sa.store import JobStore
 
     from .database import opened, writing
@@ -75,7 +76,7 @@ def _operate(url: str, job: Any, job_ids: Sequence[uuid.UUID], move: Any, fine: 
     results = []
     with opened(url) as engine:
         for job_id in job_ids:
-            with writing(engine, job) as connection:
+            with writing(engine, job, access.OPERATE) as connection:
                 result = move(store, connection, job_id)
             results.append(result)
             if as_json:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from brooq_sa.durations import format_duration
-from brooq_sa.settings import NAMES, SWITCHES, VARIABLES, WorkerSettings, load_settings
+from brooq_sa.settings import NAMES, SWITCHES, URLS, VARIABLES, Loaded, WorkerSettings, load_settings
 
+from .failing import hide
 from .options import DOTENV
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,6 +32,7 @@ SETTINGS = {
     "retention_period": "Between looks for those.",
     "grace": "How long a stop waits for running jobs before it tells them to stop.",
     "wake": "Whether to be woken when jobs are enqueued, on PostgreSQL, and not only to look now and then.",
+    "wake_url": "A way to the database on which to be woken, past a pooler in transaction mode.",
 }
 """The help of each setting; what is left open here is said in `WorkerSettings`."""
 
@@ -38,6 +40,7 @@ COMPUTED = {
     "reaper_period": "a quarter of the lease, at least 5s",
     "watchdog_grace": "the lease",
     "retention_period": "a 24th of the TTL, from 1m to 1h",
+    "wake_url": "where the jobs are",
 }
 
 
@@ -52,13 +55,42 @@ def settings_options(*, without: Collection[str] = ()) -> Callable[[F], F]:
     return decorate
 
 
-def read_settings(arguments: Mapping[str, object]) -> WorkerSettings:
+def read_settings(arguments: Mapping[str, object]) -> Loaded:
     """Settings from options, the environment and ``.env``.
 
     Raises:
         SettingsError: with every problem there is.
     """
-    return load_settings(arguments, os.environ, DOTENV).settings
+    loaded = load_settings(arguments, os.environ, DOTENV)
+    if loaded.settings.wake_url is not None:
+        from .database import readable_url
+
+        readable_url(loaded.settings.wake_url, "--wake-url")
+    return loaded
+
+
+def effective(loaded: Loaded) -> dict[str, tuple[str, str]]:
+    """What each setting comes to, as text without passwords, and where that comes from."""
+    return {name: (_shown(loaded.settings, name), _source(loaded, name)) for name in NAMES}
+
+
+def _shown(settings: WorkerSettings, name: str) -> str:
+    value = getattr(settings, f"effective_{name}", getattr(settings, name))
+    if name in URLS:
+        return COMPUTED[name] if value is None else hidden(value)
+    return _text(value)
+
+
+def _source(loaded: Loaded, name: str) -> str:
+    is_computed = name in COMPUTED and name not in URLS and not getattr(loaded.settings, name)
+    return "computed" if is_computed else loaded.sources[name]
+
+
+def hidden(url: str) -> str:
+    """The URL with its password hidden."""
+    from .database import readable_url
+
+    return hide(readable_url(url).render_as_string(hide_password=True))
 
 
 def log_options(command: F) -> F:
@@ -90,12 +122,16 @@ def _option(name: str) -> Callable[[F], F]:
 
 def _default(name: str) -> str:
     value = getattr(WorkerSettings, name)
-    if value is None:
-        return COMPUTED[name]
+    return COMPUTED[name] if value is None else _text(value)
+
+
+def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value) if isinstance(value, int) else format_duration(value)
 
 
 def _metavar(name: str) -> str:
+    if name in URLS:
+        return "URL"
     return "NUMBER" if isinstance(getattr(WorkerSettings, name), int) else "DURATION"

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from brooq_sa.durations import format_duration
 
 from .bases import load_base
 from .codes import DONE, ENDED_AT_ONCE, REFUSED, Command
-from .options import url_option
-from .settings import log_options, read_settings, settings_options
+from .options import json_option, url_option
+from .printing import print_json, print_table
+from .settings import effective, hidden, log_options, read_settings, settings_options
 from .stopping import Stopping
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from brooq_sa import Worker
     from brooq_sa.jobs import JobBase
+    from brooq_sa.settings import Loaded
+
+SOURCES = {ParameterSource.COMMANDLINE: "argument", ParameterSource.ENVIRONMENT: "environment"}
 
 
 @click.command(
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     examples=(
         "worker app.jobs:AppJob",
         "worker app.jobs:AppJob --topic email.receipt --workers 8 --lease 30s",
+        "worker app.jobs:AppJob --check",
     ),
     exit_codes={
         DONE: "stopped as it was asked to: no job is held any more",
@@ -40,6 +47,8 @@ if TYPE_CHECKING:
 @click.option("--name", help="The beginning of the worker's id.  [default: host and process]")
 @settings_options()
 @log_options
+@click.option("--check", is_flag=True, help="Print what it would run and by which settings, from where, and end.")
+@json_option
 @click.argument("target", metavar="MODULE:BASE")
 def worker(
     url: str,
@@ -48,6 +57,8 @@ def worker(
     name: str | None,
     log_format: str | None,
     log_level: str,
+    check: bool,
+    as_json: bool,
     **arguments: str | bool | None,
 ) -> None:
     """Run the jobs of MODULE:BASE until told to stop.
@@ -56,34 +67,53 @@ def worker(
     back at once, running jobs may end within --grace and are then told to stop. A second one ends it at once.
 
     Settings come from options, then from the environment, then from .env; durations have a unit, such as 30s or 1h30m.
+    With --check they are printed, each with its source, and nothing is started and no connection opened.
+
+    With --check and --json, one object: `database`, `topics` and `settings`.
     """
     stopping = Stopping()
     base = load_base(target)
-    settings = read_settings(arguments)
+    loaded = read_settings(arguments)
 
-    from brooq_sa import log
+    from brooq_sa import Worker, log
 
     from .database import opened
 
-    log.configure(format=log_format, level=log_level)
     with opened(url) as engine:
+        runner = Worker(engine, base, topics=topics or None, name=name, settings=loaded.settings)
+        if check:
+            _print(runner, loaded, hidden(url), as_json)
+            return
+        log.configure(format=log_format, level=log_level)
         _check_table(engine, base)
-        _work(engine, base, stopping, topics=topics or None, name=name, settings=settings)
+        _work(runner, stopping)
+
+
+def _print(runner: Worker, loaded: Loaded, database: str, as_json: bool) -> None:
+    source = SOURCES.get(click.get_current_context().get_parameter_source("url"), ".env")  # type: ignore[arg-type]
+    settings = effective(loaded)
+    if as_json:
+        as_objects = {name: {"value": value, "source": where} for name, (value, where) in settings.items()}
+        print_json({"database": {"value": database, "source": source}, "topics": runner.topics, "settings": as_objects})
+        return
+    rows = [("database", database, source), *((name, value, where) for name, (value, where) in settings.items())]
+    print_table(["setting", "value", "source"], rows)
+    click.echo(f"topics: {', '.join(runner.topics)}")
 
 
 def _check_table(engine: Engine, base: type[JobBase]) -> None:
+    from brooq_sa import access
+
     from .database import reading
 
     table = base.__table__
-    with reading(engine, table) as connection:
+    with reading(engine, table, access.WORK) as connection:
         connection.execute(table.select().limit(0))
 
 
-def _work(engine: Engine, base: type[JobBase], stopping: Stopping, **options: Any) -> None:
-    from brooq_sa import Worker
+def _work(runner: Worker, stopping: Stopping) -> None:
     from brooq_sa.log import get_logger
 
-    runner = Worker(engine, base, **options)
     runner.start()
     stopping.wait()
     get_logger().info("worker_stopping", worker=runner.id, grace=format_duration(runner.settings.grace))

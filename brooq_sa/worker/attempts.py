@@ -16,7 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from ..backoff import backoff
 from ..claims import AsyncClaim, Claim
 from ..durations import format_duration
-from ..exc import LeaseLost, PreserveAttempt, UsageError
+from ..exc import LeaseLost, UsageError
+from ..failure import causes
 from ..kinds import Kind, Policy
 from ..log import get_logger
 from ..outcomes import Redact, after, done, released
@@ -136,14 +137,10 @@ def _pause_after_conflict(error: BaseException, assignment: Assignment) -> float
 
 def is_conflict(error: BaseException) -> bool:
     """Whether the error, or its cause, says that one transaction had to give way to another."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
+    for cause in causes(error):
         if isinstance(cause, DBAPIError):
             state = getattr(cause.orig, "sqlstate", getattr(cause.orig, "pgcode", None))
             return state in CONFLICTS or getattr(cause.orig, "sqlite_errorname", "").startswith("SQLITE_BUSY")
-        seen.add(id(cause))
-        cause = cause.__cause__
     return False
 
 
@@ -193,11 +190,8 @@ def _explained(error: BaseException, assignment: Assignment) -> BaseException:
     limits = {StopCause.ATTEMPT_TIMEOUT: policy.attempt_timeout, StopCause.MAX_EXECUTION: policy.max_execution_timeout}
     if limit := limits.get(claim.cause):
         return _caused(TimeoutError(f"{claim.cause} after {format_duration(limit)}"), error)
-    if claim._is_over and isinstance(error, DBAPIError) and error.connection_invalidated:
-        # The connection broke while the outcome was being committed, and nobody knows whether it was. If it was, the
-        # fence will refuse this one; if not, the job has failed through no fault of its own.
-        return _caused(PreserveAttempt("the connection was lost while the outcome was being committed"), error)
-    return error
+    judged: BaseException = claim._judge(error)
+    return judged
 
 
 def _caused(error: BaseException, cause: BaseException) -> BaseException:

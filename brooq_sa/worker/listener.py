@@ -13,17 +13,21 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table
 
 from .. import wake
-from ..engines import connect, sibling
+from ..engines import connect
 
 CHECK = 0.25
 """Seconds after which a wait looks whether the worker is stopping. It sends nothing meanwhile."""
 
 
 class Listener:
-    """Listens on a table's channel; `turn` is one wait."""
+    """Listens on a table's channel; `turn` is one wait.
+
+    Args:
+        engine: one of its own, with psycopg.
+    """
 
     def __init__(self, engine: Engine, table: Table, ear: wake.Ear) -> None:
-        self._engine = sibling(engine)
+        self._engine = engine
         self._channel = wake.channel(table)
         self._ear = ear
         self._connection: Connection | None = None

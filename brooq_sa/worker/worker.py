@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from .. import wake
+from .. import access, wake
 from ..claims import AsyncClaim, Claim
 from ..durations import format_duration, parse_duration
-from ..engines import Reserved, async_engine, sibling, sync_engine
+from ..engines import Reserved, async_engine, listening_engine, sibling, sync_engine
 from ..events import Events
 from ..exc import UsageError
 from ..jobs import JobBase
@@ -78,6 +78,7 @@ class Worker:
 
     Attributes:
         id: unique to this worker, as ``locked_by`` shows it.
+        topics: what it runs, in order.
         events: subscribe here to what happens.
 
     Raises:
@@ -106,6 +107,7 @@ class Worker:
         self._sync_engine = sync_engine(engine)
         self._base = base
         self._kinds = _kinds_to_run(base, topics)
+        self.topics = tuple(sorted(self._kinds))
         self._policies = {topic: kind.policy(self.settings) for topic, kind in self._kinds.items()}
         self._store = JobStore(base.__table__)
         self._held = Held()
@@ -148,16 +150,25 @@ class Worker:
         grace = settings.effective_watchdog_grace
         on_sqlite = self._sync_engine.dialect.name == "sqlite"
         watchdog = Watchdog(held, self._reserved, grace=grace, give_up=self._give_up, has_one_writer=on_sqlite)
-        self._conversation_loop = Loop("conversation", self._conversation.turn)
-        self._heartbeat_loop = Loop("heartbeat", heartbeat.turn)
+        self._conversation_loop = Loop("conversation", self._demanding_access(self._conversation.turn))
+        self._heartbeat_loop = Loop("heartbeat", self._demanding_access(heartbeat.turn))
         self._watchdog_loop = Loop("watchdog", watchdog.turn)
-        self._upkeep_loop = Loop("upkeep", upkeep.turn)
+        self._upkeep_loop = Loop("upkeep", self._demanding_access(upkeep.turn))
         self._loops = [self._heartbeat_loop, self._watchdog_loop, self._upkeep_loop, self._conversation_loop]
         self._listener: Listener | None = None
-        if settings.wake and self._sync_engine.dialect.driver == "psycopg":
-            self._listener = Listener(self._sync_engine, store.table, self)
+        if settings.wake and (engine := listening_engine(self._sync_engine, settings.wake_url)):
+            self._listener = Listener(engine, store.table, self)
             self._listener_loop = Loop("listener", self._listener.turn)
             self._loops.append(self._listener_loop)
+
+    def _demanding_access(self, turn: Callable[[], float]) -> Callable[[], float]:
+        """The turn, whose error says what to grant if the database denies it something."""
+
+        def explained() -> float:
+            with access.demanding(access.WORK, self._store.table, self._sync_engine.dialect, self._sync_engine.url):
+                return turn()
+
+        return explained
 
     def _compose_processes(self, *session_factories: Callable[[], Any] | str | None) -> None:
         kinds = [kind for kind in self._kinds.values() if kind.is_isolated]
@@ -181,7 +192,7 @@ class Worker:
             if self._was_started:
                 raise UsageError("This worker was started before. Make another one.")
             self._was_started = True
-        get_logger().info("worker_started", worker=self.id, topics=sorted(self._kinds), workers=self.settings.workers)
+        get_logger().info("worker_started", worker=self.id, topics=list(self.topics), workers=self.settings.workers)
         wake.listen(self._store.table, self)
         for loop in self._loops:
             loop.start()

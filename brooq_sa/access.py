@@ -1,0 +1,60 @@
+"""What a database role must have been granted, and an error that says so where it was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import URL, Dialect, Table
+from sqlalchemy.exc import DBAPIError
+
+from .exc import AccessError
+
+LOOK = ("SELECT",)
+ENQUEUE = ("SELECT", "INSERT")
+OPERATE = ("SELECT", "UPDATE")
+WORK = ("SELECT", "INSERT", "UPDATE", "DELETE")
+
+DENIED = "42501"
+"""PostgreSQL's insufficient_privilege."""
+
+
+@contextmanager
+def demanding(privileges: tuple[str, ...], table: Table, dialect: Dialect, url: URL) -> Iterator[None]:
+    """Turn the database's denial of this very table into one that says what to grant, and to whom.
+
+    Raises:
+        AccessError: in place of the denial.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        if not is_denied(error, table):
+            raise
+        statements = grants(privileges, table, dialect, url.username)
+        whose = f"Role {url.username!r}" if url.username else "The role of this connection"
+        raise AccessError(
+            f"{whose} may not do this in table {table.fullname!r}: {_first_line(error)}. Have the table's owner run: "
+            + " ".join(statements),
+            statements,
+        ) from error
+
+
+def is_denied(error: DBAPIError, table: Table) -> bool:
+    """Whether the database complains that the role lacks a privilege on the table, or on the schema that it lies in."""
+    state = getattr(error.orig, "sqlstate", getattr(error.orig, "pgcode", None))
+    said = _first_line(error)
+    return state == DENIED and (table.name in said or (table.schema is not None and table.schema in said))
+
+
+def grants(privileges: tuple[str, ...], table: Table, dialect: Dialect, role: str | None) -> tuple[str, ...]:
+    """The statements that give a role what it needs on the table."""
+    preparer = dialect.identifier_preparer
+    to = preparer.quote(role) if role else "..."
+    usage = f"GRANT USAGE ON SCHEMA {preparer.quote(table.schema)} TO {to};" if table.schema else None
+    access = f"GRANT {', '.join(privileges)} ON {preparer.format_table(table)} TO {to};"
+    return (usage, access) if usage else (access,)
+
+
+def _first_line(error: DBAPIError) -> str:
+    return str(error.orig).partition("\n")[0]
