@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .claims import AsyncClaim, Claim
     from .consumer import consume
     from .exc import (
+        AccessError,
         BrooqError,
         CancelJob,
         DeclarationError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessError",
     "AsyncClaim",
     "AsyncEnqueueMixin",
     "AsyncSession",
@@ -83,6 +85,7 @@ _HOMES = {
     "claims": ("AsyncClaim", "Claim"),
     "consumer": ("consume",),
     "exc": (
+        "AccessError",
         "BrooqError",
         "CancelJob",
         "DeclarationError",
