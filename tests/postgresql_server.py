@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 PG_CTL = "pg_ctl.exe" if os.name == "nt" else "pg_ctl"
@@ -48,8 +49,8 @@ def is_refused_by_postgresql() -> bool:
     return os.name == "posix" and os.geteuid() == 0
 
 
-def for_ordinary_user(binaries: Path) -> Path:
-    """A new folder whose ``pg_ctl`` drops root's rights before it starts the real one.
+def for_ordinary_user(binaries: Path, programs: Sequence[str] = (PG_CTL,)) -> Path:
+    """A new folder whose programs drop root's rights before they start the real ones.
 
     One capability is kept, to enter the folders that pytest makes for root alone.
     """
@@ -60,13 +61,14 @@ def for_ordinary_user(binaries: Path) -> Path:
     if not _is_open_to_all(binaries):
         binaries = _copy(binaries, folder)
     group = pwd.getpwnam(USER_FOR_ROOT).pw_gid
-    wrapper = folder / PG_CTL
-    wrapper.write_text(
-        f"#!/bin/sh\nexec setpriv --reuid={USER_FOR_ROOT} --regid={group} --clear-groups"
-        f' --inh-caps=+dac_override --ambient-caps=+dac_override -- "{binaries / PG_CTL}" "$@"\n',
-        encoding="utf-8",
-    )
-    wrapper.chmod(0o755)
+    for program in programs:
+        wrapper = folder / program
+        wrapper.write_text(
+            f"#!/bin/sh\nexec setpriv --reuid={USER_FOR_ROOT} --regid={group} --clear-groups"
+            f' --inh-caps=+dac_override --ambient-caps=+dac_override -- "{binaries / program}" "$@"\n',
+            encoding="utf-8",
+        )
+        wrapper.chmod(0o755)
     return folder
 
 
