@@ -20,6 +20,17 @@ import structlog
 
 NAME = "brooq_sa"
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def _escape_controls(_logger: Any, _method: str, event_dict: Any) -> Any:
+    """Escape what could steer a terminal: the texts of errors are anybody's."""
+    return {
+        name: _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", value) if isinstance(value, str) else value
+        for name, value in event_dict.items()
+    }
+
+
 _embedded = structlog.wrap_logger(
     logging.getLogger(NAME),
     wrapper_class=structlog.stdlib.BoundLogger,
@@ -27,6 +38,7 @@ _embedded = structlog.wrap_logger(
         structlog.stdlib.filter_by_level,
         structlog.contextvars.merge_contextvars,
         structlog.processors.format_exc_info,
+        _escape_controls,
         structlog.processors.LogfmtRenderer(key_order=["event"], drop_missing=True, bool_as_flag=False),
     ],
 )
@@ -86,10 +98,10 @@ def configure(*, format: str | None = None, level: str = "info", stream: TextIO 
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    renderer: list[Any] = (
-        [structlog.dev.ConsoleRenderer(colors=is_terminal)]
+    renderer = (
+        structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=structlog.dev.plain_traceback)
         if as_console
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[
@@ -105,7 +117,12 @@ def configure(*, format: str | None = None, level: str = "info", stream: TextIO 
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                _escape_controls,
+                renderer,
+            ],
         )
     )
     root = logging.getLogger()
