@@ -17,25 +17,31 @@ import math
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from sqlalchemy import Connection, MetaData
 
 from brooq_sa import CancelResult, JobBase, NewJob, RetryResult, cancel, enqueue, enqueue_many, retry
-from brooq_sa.states import READY, TERMINAL, State
+from brooq_sa.states import ACTIVE, READY, TERMINAL, State
 from brooq_sa.store import TOO_MANY_CRASHES, Claimed, JobStore, Outcome
 from databases import JOB, Database
 
 HISTORIES = int(os.environ.get("BROOQ_LIVES", "0"))
 PROFILE = settings(
-    max_examples=HISTORIES or 16,
+    max_examples=HISTORIES or 30,
     stateful_step_count=100 if HISTORIES else 40,
     derandomize=not HISTORIES,
     database=None,
@@ -49,7 +55,7 @@ STORE = JobStore(JOB)
 LEASE, TTL = 90, 90
 TOLERANCE = 25
 
-T = TypeVar("T")
+Draw = Callable[..., Any]
 
 
 class Base(JobBase):
@@ -93,10 +99,19 @@ class Holding:
     worker: str
 
 
+ACTIONS = (
+    *("enqueue", "enqueue_many"),
+    *("claim", "claim", "claim"),
+    *("settle", "settle", "settle"),
+    *("renew", "reap", "reap", "purge"),
+    *("cancel", "cancel_in_plain_sql", "retry", "retry"),
+    *("time_passes", "time_passes"),
+)
+
 keys = st.sampled_from([None, "", " ", "k1", "k2"])
 topics = st.sampled_from(["a", "b"])
 workers = st.sampled_from(["worker-1", "worker-2"])
-delays = st.sampled_from([0, 30, 90])
+delays = st.sampled_from([0, 0, 30, 90])
 priorities = st.sampled_from([None, -1, 0, 1])
 rolled_back = st.integers(0, 9).map(lambda number: number == 0)
 ways = st.sampled_from(["done", "failed", "dead", "canceled", "preserve", "release"])
@@ -105,14 +120,13 @@ ways = st.sampled_from(["done", "failed", "dead", "canceled", "preserve", "relea
 class LifeOfJobs(RuleBasedStateMachine):
     """The table, and the model beside it."""
 
-    jobs = Bundle("jobs")
-    claims = Bundle("claims")
-
     def __init__(self, db: Database) -> None:
         super().__init__()
         self.db = db
         self.now = 0
         self.rows: dict[uuid.UUID, Row] = {}
+        self.jobs: list[uuid.UUID] = []
+        self.claims: list[Holding] = []
         self.before: dict[uuid.UUID, dict[str, Any]] = {}
         self.may_leave_terminal: set[uuid.UUID] = set()
         db.execute("DELETE FROM job")
@@ -137,14 +151,27 @@ class LifeOfJobs(RuleBasedStateMachine):
 
     # --- enqueuing
 
+    @initialize()
+    def begin_with_some_jobs(self) -> None:
+        """There is something to take from the first step on."""
+        with self.transaction() as connection:
+            ids = [enqueue(connection, KINDS[topic]()).id for topic in "aaabb"]
+        for job_id, topic in zip(ids, "aaabb", strict=True):
+            self.add(job_id, self.new_row(topic, None, 0, None))
+
+    def add(self, job_id: uuid.UUID, row: Row) -> None:
+        """The job is in the table from now on."""
+        self.jobs.append(job_id)
+        self.rows[job_id] = row
+
     def new_row(self, topic: str, key: str | None, delay: int, priority: int | None) -> Row:
         kinds_own = {"a": 0, "b": 1}[topic]
         return Row(
             topic, key or None, kinds_own if priority is None else priority, self.now + delay, changed_at=self.now
         )
 
-    @rule(target=jobs, topic=topics, key=keys, delay=delays, priority=priorities, undone=rolled_back)
-    def enqueue(self, topic: str, key: str | None, delay: int, priority: int | None, undone: bool) -> Any:
+    def enqueue(self, draw: Draw) -> None:
+        topic, key, delay, priority, undone = (draw(each) for each in (topics, keys, delays, priorities, rolled_back))
         with self.transaction(undone=undone) as connection:
             answer = enqueue(connection, KINDS[topic](), key=key, delay=timedelta(seconds=delay), priority=priority)
         holder = self.holder_of(topic, key)
@@ -152,11 +179,10 @@ class LifeOfJobs(RuleBasedStateMachine):
         if holder is not None:
             assert answer.id == holder
         elif not undone:
-            self.rows[answer.id] = self.new_row(topic, key, delay, priority)
-        return multiple() if undone and answer.created else answer.id
+            self.add(answer.id, self.new_row(topic, key, delay, priority))
 
-    @rule(target=jobs, topic=topics, batch=st.lists(st.tuples(keys, delays), min_size=1, max_size=4))
-    def enqueue_many(self, topic: str, batch: list[tuple[str | None, int]]) -> Any:
+    def enqueue_many(self, draw: Draw) -> None:
+        topic, batch = draw(topics), draw(st.lists(st.tuples(keys, delays), min_size=1, max_size=4))
         news = [NewJob(KINDS[topic](), key, delay=timedelta(seconds=delay)) for key, delay in batch]
         with self.transaction() as connection:
             answers = enqueue_many(connection, news)
@@ -164,21 +190,15 @@ class LifeOfJobs(RuleBasedStateMachine):
             holder = self.holder_of(topic, key)
             assert answer.created == (holder is None)
             if holder is None:
-                self.rows[answer.id] = self.new_row(topic, key, delay, None)
+                self.add(answer.id, self.new_row(topic, key, delay, None))
             else:
                 assert answer.id == holder
-        return multiple(*{answer.id for answer in answers})
 
     # --- a worker's moves
 
-    @rule(
-        target=claims,
-        worker=workers,
-        want=st.dictionaries(topics, st.integers(1, 3), min_size=1),
-        room=st.integers(1, 4),
-        undone=rolled_back,
-    )
-    def claim(self, worker: str, want: dict[str, int], room: int, undone: bool) -> Any:
+    def claim(self, draw: Draw) -> None:
+        want = draw(st.dictionaries(topics, st.integers(1, 3), min_size=1))
+        worker, room, undone = draw(workers), draw(st.integers(1, 4)), draw(rolled_back)
         expected = self.expected_claim(want, room)
         with self.transaction(undone=undone) as connection:
             taken = STORE.claim(connection, want, room=room, worker=worker, lease=timedelta(seconds=LEASE))
@@ -186,17 +206,10 @@ class LifeOfJobs(RuleBasedStateMachine):
         assert len(taken) == len(expected)
         for job in taken:
             assert job.attempt == self.rows[job.id].attempts + 1
-        if undone:
-            return multiple()
-        for job in taken:
-            self.change(
-                job.id,
-                state=State.PROCESSING,
-                attempts=job.attempt,
-                locked_by=worker,
-                locked_until=self.now + LEASE,
-            )
-        return multiple(*(Holding(job, worker) for job in taken))
+            if not undone:
+                self.claims.append(Holding(job, worker))
+                lease = {"locked_by": worker, "locked_until": self.now + LEASE}
+                self.change(job.id, state=State.PROCESSING, attempts=job.attempt, **lease)
 
     def expected_claim(self, want: dict[str, int], room: int) -> set[uuid.UUID]:
         """The due jobs of each topic in order of the real row's priority, ready time and id."""
@@ -220,16 +233,14 @@ class LifeOfJobs(RuleBasedStateMachine):
             holding.job.attempt,
         )
 
-    @rule(holding=claims, way=ways, delay=delays, undone=rolled_back)
-    def settle(self, holding: Holding, way: str, delay: int, undone: bool) -> None:
-        """The worker reports, perhaps long after it lost the job."""
-        self.settle_all([(holding, way)], delay, undone)
-
-    @rule(holdings=st.lists(st.tuples(claims, ways), min_size=1, max_size=4, unique_by=lambda each: each[0].job.id))
-    def settle_batch(self, holdings: list[tuple[Holding, str]]) -> None:
-        """Many outcomes at once, all of one worker's."""
+    def settle(self, draw: Draw) -> None:
+        """A worker reports, perhaps long after it lost the jobs."""
+        if not self.claims:
+            return
+        chosen = st.tuples(st.sampled_from(self.claims), ways)
+        holdings = draw(st.lists(chosen, min_size=1, max_size=4, unique_by=lambda each: each[0].job.id))
         worker = holdings[0][0].worker
-        self.settle_all([each for each in holdings if each[0].worker == worker], 30, undone=False)
+        self.settle_all([each for each in holdings if each[0].worker == worker], draw(delays), draw(rolled_back))
 
     def settle_all(self, holdings: list[tuple[Holding, str]], delay: int, undone: bool) -> None:
         outcomes = [self.outcome(holding, way, delay) for holding, way in holdings]
@@ -271,9 +282,9 @@ class LifeOfJobs(RuleBasedStateMachine):
             may_be_dead=died,
         )
 
-    @rule(worker=workers, holdings=st.lists(claims, max_size=5, unique_by=lambda each: each.job.holding))
-    def renew(self, worker: str, holdings: list[Holding]) -> None:
-        mine = [each for each in holdings if each.worker == worker]
+    def renew(self, draw: Draw) -> None:
+        worker = draw(workers)
+        mine = [each for each in self.claims if each.worker == worker and draw(st.booleans())]
         # A worker asks for one attempt of a job, the last that it knows of.
         last = {each.job.id: each for each in sorted(mine, key=lambda each: each.job.attempt)}
         expected = {each.job.holding for each in last.values() if self.is_held(each)}
@@ -289,8 +300,8 @@ class LifeOfJobs(RuleBasedStateMachine):
 
     # --- upkeep and operators
 
-    @rule(limit=st.integers(1, 3), ceilings=st.sampled_from([{}, {}, {"a": 2}]), undone=rolled_back)
-    def reap(self, limit: int, ceilings: dict[str, int], undone: bool) -> None:
+    def reap(self, draw: Draw) -> None:
+        limit, ceilings, undone = draw(st.integers(1, 3)), draw(st.sampled_from([{}, {}, {"a": 2}])), draw(rolled_back)
         lapsed = {
             job_id
             for job_id, row in self.rows.items()
@@ -317,8 +328,8 @@ class LifeOfJobs(RuleBasedStateMachine):
                     locked_until=None,
                 )
 
-    @rule(limit=st.integers(1, 3))
-    def purge(self, limit: int) -> None:
+    def purge(self, draw: Draw) -> None:
+        limit = draw(st.integers(1, 3))
         old = [row for row in self.db.rows() if self.is_old(self.rows[row["id"]])]
         old.sort(key=lambda row: row["updated_at"])
         with self.transaction() as connection:
@@ -334,8 +345,14 @@ class LifeOfJobs(RuleBasedStateMachine):
     def is_old(self, row: Row) -> bool:
         return row.state in TERMINAL and row.changed_at < self.now - TTL
 
-    @rule(job_id=jobs, undone=rolled_back)
-    def cancel(self, job_id: uuid.UUID, undone: bool) -> None:
+    def some_job(self, draw: Draw, *states: State) -> uuid.UUID:
+        """Mostly a job in one of the states; any that there ever was, otherwise."""
+        fitting = [job_id for job_id, row in self.rows.items() if row.state in states]
+        job_id: uuid.UUID = draw(st.sampled_from(fitting if fitting and draw(st.integers(0, 3)) else self.jobs))
+        return job_id
+
+    def cancel(self, draw: Draw) -> None:
+        job_id, undone = self.some_job(draw, *ACTIVE), draw(rolled_back)
         row = self.rows.get(job_id)
         with self.transaction(undone=undone) as connection:
             answer = cancel(connection, Base, job_id)
@@ -348,17 +365,17 @@ class LifeOfJobs(RuleBasedStateMachine):
             if not undone:
                 self.change(job_id, state=State.CANCELED, locked_by=None, locked_until=None)
 
-    @rule(job_id=jobs)
-    def cancel_in_plain_sql(self, job_id: uuid.UUID) -> None:
+    def cancel_in_plain_sql(self, draw: Draw) -> None:
         """An operator at the console changes the state, and nothing else."""
+        job_id = self.some_job(draw, State.PROCESSING)
         row = self.rows.get(job_id)
         if row is not None and row.state not in TERMINAL:
             text = str(job_id) if self.db.name == "postgresql" else job_id.hex
             self.db.execute(f"UPDATE job SET state = 'canceled' WHERE id = '{text}'")
             self.rows[job_id] = replace(row, state=State.CANCELED)
 
-    @rule(job_id=jobs, undone=rolled_back)
-    def retry(self, job_id: uuid.UUID, undone: bool) -> None:
+    def retry(self, draw: Draw) -> None:
+        job_id, undone = self.some_job(draw, State.FAILED, State.DEAD, State.CANCELED), draw(rolled_back)
         row = self.rows.get(job_id)
         with self.transaction(undone=undone) as connection:
             answer = retry(connection, Base, job_id)
@@ -376,12 +393,20 @@ class LifeOfJobs(RuleBasedStateMachine):
                     job_id, state=State.PENDING, available_at=self.now, locked_by=None, locked_until=None, crashes=0
                 )
 
-    @rule(minutes=st.integers(1, 3))
-    def time_passes(self, minutes: int) -> None:
+    def time_passes(self, draw: Draw) -> None:
+        minutes = draw(st.integers(1, 3))
         self.db.shift_clock(timedelta(minutes=minutes))
         self.now += minutes * 60
 
-    # --- what must be true after each step
+    # --- one step, and what must be true after it
+
+    # Actions are drawn within one rule: of many rules, Hypothesis leaves half out in each history, and the histories
+    # that need several of them would hardly ever come about.
+    @rule(data=st.data())
+    def something_happens(self, data: st.DataObject) -> None:
+        """One of the moves, the common ones more often."""
+        action = data.draw(st.sampled_from(ACTIONS), label="action")
+        getattr(self, action)(data.draw)
 
     @invariant()
     def every_row_is_as_the_model_says(self) -> None:
