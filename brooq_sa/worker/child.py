@@ -35,7 +35,7 @@ from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
@@ -50,6 +50,9 @@ from ..states import StopCause
 from ..store import Claimed, Outcome
 from .attempts import Assignment, Finished, run
 from .executors import run_cancellable
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession  # noqa: F401 - named in a string below
 
 LAST_MOMENTS = 2.0
 """Seconds that an idle child has to end when its parent lets it go."""
@@ -343,7 +346,7 @@ class ChildClaim(_Telling[Session], Claim):
     """A ``def`` handler's claim in a child."""
 
 
-class AsyncChildClaim(_Telling["AsyncSession"], AsyncClaim):  # type: ignore[name-defined]
+class AsyncChildClaim(_Telling["AsyncSession"], AsyncClaim):
     """An ``async def`` handler's claim in a child."""
 
 

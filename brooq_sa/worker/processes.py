@@ -254,7 +254,7 @@ class Supervision:
         self._assignment = assignment
         self._claim = assignment.claim
         self._redact = redact
-        self._grace = grace.total_seconds()
+        self._grace = grace
         self._memory_limit = assignment.kind.options.memory_limit
         self._told: Any = None
         self._completing_since: float | None = None
@@ -311,8 +311,9 @@ class Supervision:
             longest = self._assignment.policy.max_execution_timeout
             if self._completing_since + longest.total_seconds() <= now:
                 raise ChildProcessError(f"killed: the commit did not end within {format_duration(longest)}")
-        elif claim._told_at + self._grace <= now:
-            raise ChildProcessError(f"killed: the handler did not end within {self._grace:g}s of being told to stop")
+        elif claim._told_at + self._grace.total_seconds() <= now:
+            grace = format_duration(self._grace)
+            raise ChildProcessError(f"killed: the handler did not end within {grace} of being told to stop")
         if self._memory_limit is not None and (memory := self._child.memory()) > self._memory_limit:
             raise MemoryError(
                 f"killed: the child process held {memory / 1e6:,.0f} MB, above its memory_limit of"
@@ -375,10 +376,10 @@ class ChildProcess:
             raise PreserveAttempt("the child process did not start") from error
 
     def send(self, message: object) -> None:
-        try:
+        with suppress(OSError):
             self._channel.send(message)
-        except OSError:
-            self.raise_end()
+            return
+        self.raise_end()
 
     def receive(self, timeout: float) -> Any:
         """The next message; None if there is none for `timeout` seconds.
@@ -389,7 +390,8 @@ class ChildProcess:
         try:
             return self._channel.recv() if self._channel.poll(timeout) else None
         except (EOFError, OSError):
-            self.raise_end()
+            pass
+        return self.raise_end()
 
     def has_ended(self) -> bool:
         """Whether it has, by whatever cause. It stays a zombie, so that its id is nobody else's until `kill`."""
