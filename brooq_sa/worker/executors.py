@@ -22,6 +22,8 @@ Finish = Callable[[Finished], bool | None]
 class ThreadExecutor:
     """Runs ``def`` handlers. Threads are made when they are first needed, and kept."""
 
+    thread_name = "brooq-slot"
+
     def __init__(self, finish: Finish, redact: Redact | None) -> None:
         self._finish = finish
         self._redact = redact
@@ -39,7 +41,8 @@ class ThreadExecutor:
         """
         with self._lock:
             while len(self._threads) - self._stuck < self._unfinished + len(assignments):
-                thread = threading.Thread(target=self._serve, name=f"brooq-slot-{len(self._threads)}", daemon=True)
+                name = f"{self.thread_name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._serve, name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
             self._unfinished += len(assignments)
@@ -71,12 +74,15 @@ class ThreadExecutor:
 
     def _serve(self) -> None:
         while (assignment := self._waiting.get()) is not None:
-            finished = run(assignment, self._redact)
+            finished = self._run(assignment)
             with self._lock:
                 self._unfinished -= 1
             if self._finish(finished):
                 self._retire()
                 return
+
+    def _run(self, assignment: Assignment) -> Finished:
+        return run(assignment, self._redact)
 
     def _retire(self) -> None:
         """This thread's handler had been given up, and its place taken."""
@@ -84,6 +90,20 @@ class ThreadExecutor:
             self._unfinished += 1
             self._stuck -= 1
             self._threads.remove(threading.current_thread())
+
+
+async def run_cancellable(assignment: Assignment, redact: Redact | None) -> Finished:
+    """Run an ``async def`` handler in the current task, which is cancelled when the attempt is told to stop."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    claim = assignment.claim
+
+    def cancel() -> None:
+        # Looked at on the loop's own thread: a commit that has begun must not be cancelled.
+        if task is not None and not claim._is_over:
+            task.cancel()
+
+    claim._interrupted_by(lambda: loop.call_soon_threadsafe(cancel))
+    return await run_async(assignment, redact)
 
 
 class LoopExecutor:
@@ -149,17 +169,7 @@ class LoopExecutor:
         with self._lock:
             if self._unbegun.pop(id(assignment), None) is None:
                 return  # this loop had been blocked, and another has begun it
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        claim = assignment.claim
-
-        def cancel() -> None:
-            # Looked at on the loop's own thread: a commit that has begun must not be cancelled.
-            if task is not None and not claim._is_over:
-                task.cancel()
-
-        claim._interrupted_by(lambda: loop.call_soon_threadsafe(cancel))
-        finished = await run_async(assignment, self._redact)
-        self._finish(finished)
+        self._finish(await run_cancellable(assignment, self._redact))
 
     def replace(self) -> None:
         """One handler is given up: if it holds the whole loop up, begin another loop for those to come."""
@@ -187,9 +197,13 @@ class LoopExecutor:
             loop.stop()
 
     def call(self, work: Callable[[], Any]) -> None:
-        """Run a coroutine function on the loop, and wait for it; nothing if the loop never ran."""
-        if self._loop is not None and self._loop.is_running():
-            asyncio.run_coroutine_threadsafe(work(), self._loop).result(5)
+        """Run a coroutine function on the loop, and wait for it; nothing if the loop never ran, or is blocked."""
+        if self._loop is None or not self._loop.is_running():
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(work(), self._loop).result(PATIENCE)
+        except Exception:  # noqa: BLE001 - a loop that cannot be asked, or connections that do not close, hold up nobody
+            get_logger().warning("event_loop_did_not_answer", exc_info=True)
 
     def stop(self, timeout: float) -> None:
         """End the loop; tasks that are still there are cancelled and given `timeout` seconds."""
