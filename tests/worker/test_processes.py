@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,6 +29,7 @@ from brooq_sa.settings import WorkerSettings
 from brooq_sa.states import State, StopCause
 from brooq_sa.store import Outcome
 from brooq_sa.worker.attempts import Assignment, Finished
+from brooq_sa.worker.child import Reference, find
 from brooq_sa.worker.processes import ChildProcess, ProcessExecutor, setup_for
 from databases import Database
 from processes import Processes
@@ -108,20 +110,22 @@ def slots() -> Iterator[Slots]:
 @pytest.fixture(autouse=True)
 def _no_child_is_left(slots: Slots) -> Iterator[None]:
     """After each test, no child is there but those of `slots`, not even as a zombie."""
-    before = set(_children())  # a server's may be among them
     yield
-    assert set(_children()) - before <= slots.pids()
+    assert _children() <= slots.pids()
 
 
-def _children() -> list[int]:
+def _children() -> set[int]:
     """This process's own children that run handlers, or did and have not been collected."""
-    found = []
+    found: set[int] = set()
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            arguments = Path(f"/proc/{pid}/cmdline").read_text()
-            if not arguments or "brooq_sa.worker.child" in arguments:
-                found.append(int(pid))
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended by now
+            found.update(int(pid) for pid in (task / "children").read_text().split() if _is_ours(int(pid)))
     return found
+
+
+def _is_ours(pid: int) -> bool:
+    arguments, name = Path(f"/proc/{pid}/cmdline").read_text(), Path(f"/proc/{pid}/comm").read_text()
+    return "brooq_sa.worker.child" in arguments or (not arguments and name.startswith("python"))
 
 
 def is_running(pid: int) -> bool:
@@ -419,6 +423,14 @@ class TestChildren:
         monkeypatch.undo()
         assert slots.outcome().state is State.DONE  # type: ignore[union-attr]
 
+    def test_a_child_that_was_stopped_in_its_tracks(self, slots: Slots, path: Path) -> None:
+        """A child that does not take its job is given up, and another one has it."""
+        slots.run(Work(action="note", path=str(path)))
+        os.kill(int(notes(path)[0]), signal.SIGSTOP)
+        big = "x" * 2_000_000  # more than the channel holds
+        assert slots.run(Work(action="nothing", path=big)).state is State.DONE
+        assert not is_running(int(notes(path)[0]))
+
     def test_signals_to_all(self, slots: Slots, path: Path) -> None:
         """A Ctrl-C or SIGTERM that reaches the children too leaves their handlers alone (T6)."""
         slots.submit(Work(action="wait and succeed", path=str(path)))
@@ -570,6 +582,12 @@ class TestDeclarations:
         )
         assert script.wait() == 0
         assert "Move both to a module of their own." in script.output()
+
+    @pytest.mark.parametrize("name, topic", [("Next", "next"), ("Nothing", "work"), ("Work", "short")])
+    def test_a_kind_that_imports_do_not_bring(self, name: str, topic: str) -> None:
+        """A child that does not find a class with a handler under a topic says what it has imported."""
+        with pytest.raises(UsageError, match=f"Topic '{topic}' has no handler .* after importing apps.isolated, apps"):
+            find(Reference(topic, ("apps.isolated", "apps"), name))
 
     @pytest.mark.parametrize(
         "limit, size",
