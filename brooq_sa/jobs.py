@@ -24,7 +24,7 @@ import typing
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, dataclass_transform, overload
 
 import msgspec
 from sqlalchemy import MetaData, Table
@@ -74,6 +74,8 @@ class JobBase:
             priority: int = ...,
             max_crashes: int = ...,
             conflict_reruns: int = ...,
+            isolation: Literal["thread", "process"] = ...,
+            memory_limit: int | str = ...,
             abstract: bool = ...,
             metadata: MetaData = ...,
             schema: str | None = ...,
