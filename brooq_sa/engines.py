@@ -50,7 +50,8 @@ def sync_engine(engine: Engine | AsyncEngine) -> Engine:
     if not isinstance(url, URL):
         raise UsageError(f"{engine!r:.200} is no engine. Give a sqlalchemy Engine or AsyncEngine.")
     _check(url)
-    return create_engine(url.set(drivername=_SYNC_DRIVERS[url.get_backend_name()]))
+    made = create_engine(url.set(drivername=_SYNC_DRIVERS[url.get_backend_name()]))
+    return sqlite.configure_like(made, engine.sync_engine) if made.dialect.name == "sqlite" else made
 
 
 def async_engine(engine: Engine | AsyncEngine) -> AsyncEngine:
@@ -69,7 +70,9 @@ def async_engine(engine: Engine | AsyncEngine) -> AsyncEngine:
         raise UsageError(
             f"An async handler's claim.session needs {error.name}, which is not installed. Install brooq-sa[asyncio]."
         ) from error
-    return sqlite.configure(made) if engine.dialect.name == "sqlite" else made
+    if engine.dialect.name == "sqlite":
+        sqlite.configure_like(made.sync_engine, engine)
+    return made
 
 
 def _check(url: URL) -> None:
@@ -100,7 +103,7 @@ def sibling(engine: Engine) -> Engine:
         execution_options=options,
         hide_parameters=engine.hide_parameters,
     )
-    return sqlite.configure(twin) if twin.dialect.name == "sqlite" else twin
+    return sqlite.configure_like(twin, engine) if twin.dialect.name == "sqlite" else twin
 
 
 def listening_engine(engine: Engine, url: str | None) -> Engine | None:

@@ -13,7 +13,11 @@ the process, but a power cut may take the last commits with it; it is the user's
 
 from __future__ import annotations
 
+import random
+import sqlite3
+import time
 import warnings
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -24,10 +28,18 @@ from .exc import OptionError, SqliteSetupError, SqliteSetupWarning
 BUSY_TIMEOUT = timedelta(seconds=30)
 """How long a transaction waits for another one's write lock before it fails."""
 
-_CONFIGURED = "brooq_sqlite_configured"
+_SETUP = "brooq_sqlite_setup"
 
 
-def configure(engine: Any, *, busy_timeout: timedelta = BUSY_TIMEOUT) -> Any:
+@dataclass(frozen=True)
+class Setup:
+    """How an engine was set up."""
+
+    busy_timeout: timedelta = BUSY_TIMEOUT
+    wal: bool = True
+
+
+def configure(engine: Any, *, busy_timeout: timedelta = BUSY_TIMEOUT, wal: bool = True) -> Any:
     """Set an engine on SQLite up for jobs: true savepoints, BEGIN IMMEDIATE, WAL, a busy timeout.
 
     Call it once, before the engine's first connection is made. Transactions that only read may say
@@ -35,6 +47,9 @@ def configure(engine: Any, *, busy_timeout: timedelta = BUSY_TIMEOUT) -> Any:
 
     Args:
         engine: an Engine or AsyncEngine.
+        busy_timeout: how long a transaction waits for another one's write lock before it fails.
+        wal: whether to put the file into WAL mode, in which readers and the writer do not wait for each other. With
+            False its journal mode stays as it is, for a file system that WAL does not work on.
 
     Returns:
         The same engine.
@@ -47,23 +62,48 @@ def configure(engine: Any, *, busy_timeout: timedelta = BUSY_TIMEOUT) -> Any:
         raise OptionError(f"The engine is on {sync_engine.dialect.name}. Only SQLite needs to be configured.")
     if is_configured(sync_engine):
         return engine
-    milliseconds = int(busy_timeout.total_seconds() * 1000)
 
     def take_over(dbapi_connection: Any, _record: Any) -> None:
         dbapi_connection.isolation_level = None
         cursor = dbapi_connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {milliseconds}")
-        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute(f"PRAGMA busy_timeout = {int(busy_timeout.total_seconds() * 1000)}")
+        if wal:
+            _set_wal(cursor, busy_timeout)
         cursor.close()
 
     event.listen(sync_engine, "connect", take_over)
     event.listen(sync_engine, "begin", _begin)
-    setattr(sync_engine, _CONFIGURED, True)
+    setattr(sync_engine, _SETUP, Setup(busy_timeout, wal))
+    return engine
+
+
+def configure_like(engine: Engine, model: Engine) -> Engine:
+    """The engine, set up as `model` is, or by the defaults if that is not."""
+    setup: Setup = getattr(model, _SETUP, Setup())
+    configure(engine, busy_timeout=setup.busy_timeout, wal=setup.wal)
     return engine
 
 
 def is_configured(engine: Engine) -> bool:
-    return bool(getattr(engine, _CONFIGURED, False))
+    return hasattr(engine, _SETUP)
+
+
+def _set_wal(cursor: Any, patience: timedelta) -> None:
+    """Put the file into WAL mode.
+
+    That needs the file for oneself for a moment, and SQLite does not wait for it, whatever the busy timeout: of several
+    processes that connect to a new file at once, some fail with "database is locked".
+    """
+    deadline = time.monotonic() + patience.total_seconds()
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(random.uniform(0.001, 0.02))  # noqa: S311 - so that they do not meet again
+        else:
+            return
 
 
 def _begin(connection: Connection) -> None:

@@ -1,0 +1,110 @@
+"""Workers that are processes of their own: ``python -m apps.sharing URL [SETTING=VALUE ...]``.
+
+Each job writes an effect through its claim's session, and one on a connection of its own, which commits at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, text
+
+from brooq_sa import Claim, JobBase, RetryAfter, Worker, log, sqlite
+
+EFFECTS = (
+    "CREATE TABLE effect (number int, attempt int, pid int)",
+    "CREATE TABLE run (number int, attempt int, pid int)",
+)
+"""What tests create first: `effect` is written with the outcome, `run` at once."""
+
+
+class Sharing(JobBase):
+    pass
+
+
+class Quick(Sharing, topic="quick"):
+    """Writes its effect with its outcome, and nothing else."""
+
+    number: int
+
+    def run(self, claim: Claim) -> None:
+        write(claim.session, "effect", self.number, claim)
+
+
+class Slow(Sharing, topic="slow", max_attempts=5):
+    """Notes that it runs, waits, and writes its effect with its outcome."""
+
+    number: int
+    seconds: float
+
+    def run(self, claim: Claim) -> None:
+        note_run(self.number, claim)
+        claim.should_stop.wait(self.seconds)
+        write(claim.session, "effect", self.number, claim)
+
+
+class Sleeper(Sharing, topic="sleeper", max_attempts=5):
+    """Notes that it runs, waits for a file, and then ends in the way that the job asks for."""
+
+    number: int
+    gate: str
+    ending: str
+
+    def run(self, claim: Claim) -> None:
+        note_run(self.number, claim)
+        while not Path(self.gate).exists():
+            time.sleep(0.01)
+        if claim.attempt > 1:
+            return
+        match self.ending:
+            case "raises":
+                raise ValueError("late")
+            case "asks for a retry":
+                raise RetryAfter("1s")
+            case "writes":
+                write(claim.session, "effect", self.number, claim)
+
+
+def write(session: Any, table: str, number: int, claim: Claim) -> None:
+    values = {"number": number, "attempt": claim.attempt, "pid": os.getpid()}
+    session.execute(text(f"INSERT INTO {table} VALUES (:number, :attempt, :pid)"), values)
+
+
+def note_run(number: int, claim: Claim) -> None:
+    with own_engine.begin() as connection:
+        write(connection, "run", number, claim)
+
+
+def make_engine(url: str) -> Engine:
+    """A configured engine; on SQLite the file's journal mode stays as it is if the environment says so."""
+    engine = create_engine(url)
+    if engine.dialect.name == "sqlite":
+        sqlite.configure(engine, wal="KEEP_JOURNAL_MODE" not in os.environ)
+    return engine
+
+
+def main(url: str, *arguments: str) -> None:
+    global own_engine  # noqa: PLW0603 - the handlers' own, as an application has one
+    own_engine = make_engine(url)
+    changes: dict[str, Any] = dict(argument.split("=", 1) for argument in arguments)
+    workers = int(changes.pop("workers", 2))
+    log.configure(format="json")
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
+    with Worker(make_engine(url), Sharing, workers=workers, poll_interval="50ms", **changes):
+        print("ready", flush=True)
+        while not asked.wait(0.1):  # a signal's handler runs between two waits
+            pass
+    print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    own_engine: Engine
+    main(*sys.argv[1:])
