@@ -139,6 +139,9 @@ def _make_base(cls: type[JobBase], settings: dict[str, Any]) -> None:
     cls.metadata = MetaData() if metadata is None else metadata
     if not isinstance(cls.metadata, MetaData):
         raise OptionError(f"metadata is {metadata!r}. Give a sqlalchemy.MetaData, such as Base.metadata.")
+    _refuse_reserved_names(cls, _RESERVED | _BASE_SETTINGS)
+    _refuse_mutable_defaults(cls)
+    _make_dataclass(cls)  # fields of a base are fields of all its job classes
     cls.registry = Registry()
     cls.__table__ = _table_in(cls.metadata, setting("table_name", "job"), setting("schema", None))
 
@@ -165,6 +168,7 @@ def default_table() -> Table:
 def _make_job_class(cls: type[JobBase], options: dict[str, Any]) -> None:
     topic, abstract = options.pop("topic", None), options.pop("abstract", False)
     cls.__options__ = read_options(options, cls.__options__)
+    _refuse_reserved_names(cls)
     _refuse_mutable_defaults(cls)
     _make_dataclass(cls)
     if abstract:
@@ -191,14 +195,21 @@ def _refuse_mutable_defaults(cls: type[JobBase]) -> None:
             )
 
 
+def _refuse_reserved_names(cls: type[JobBase], reserved: frozenset[str] = _RESERVED) -> None:
+    for name, annotation in inspect.get_annotations(cls).items():
+        is_field = typing.get_origin(annotation) is not ClassVar and "ClassVar" not in str(annotation)
+        if is_field and (name in reserved or name.startswith("__")):
+            raise OptionError(
+                f"A field cannot be named {name!r}: job classes have an attribute of that name. Name it otherwise, or"
+                " leave the annotation out if the attribute is meant."
+            )
+
+
 def _make_dataclass(cls: type[JobBase]) -> None:
     try:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     except (TypeError, ValueError) as error:
         raise OptionError(str(error)) from error
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # it has just become a dataclass
-        if field.name in _RESERVED or field.name.startswith("__"):
-            raise OptionError(f"A field cannot be named {field.name!r}: job classes have an attribute of that name.")
 
 
 def _refuse_unfit_fields(cls: type[JobBase], kind: Kind) -> None:
