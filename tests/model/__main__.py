@@ -16,12 +16,14 @@ from .moves import AGAIN, GUARDS, SPARE
 from .protocol import RULES
 from .scopes import DEEP, scope_without
 
+REPEATED = "the conditions of the sub-select once more, behind it"
+
 
 def main(names: list[str]) -> int:
     """Do what the command line says; the exit code."""
     if names == ["deep"]:
         return explore_deeply()
-    known = {guard.full_name: guard.why for guard in GUARDS} | dict.fromkeys(AGAIN, "see .lock") | RULES
+    known = {guard.full_name: guard.why for guard in GUARDS} | dict.fromkeys(AGAIN, REPEATED) | RULES
     if not names or not set(names) <= known.keys():
         for name, text in known.items():
             print(f"{name:28} {text}")

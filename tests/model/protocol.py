@@ -315,6 +315,8 @@ class Protocol:
         """An outcome is written where its guards let it; its run then is in phase `then`."""
         jobs, is_accepted, broken = self._written(world.jobs, number, run, outcome)
         text = f"{_run_text(jobs[number], run)} writes '{outcome.name}': {'accepted' if is_accepted else 'refused'}"
+        if kind in ("orphan arrives", "settle arrives"):
+            text = f"what was on its way arrives: {text}"
         if then is GIVEN_UP:
             text += "; its worker stops, though its handler still runs"
         elif then is PRESERVED and outcome is SUCCEEDED:
@@ -375,10 +377,14 @@ class Protocol:
         yield from self._release(world, number, worker, "release unknown")
         if lost and "rule.whole_release" in self._without and not self._knows(job, worker):
             sent = _send(job, Flight("release orphan", worker))
-            text = f"{_name(worker)} gives back what it does not know, its connection breaks, and that is still on its way"
+            text = (
+                f"{_name(worker)} gives back what it does not know, its connection breaks, and that is still on its way"
+            )
             yield _step("release orphaned", _spend(world, lost=lost - 1), number, sent, text)
 
-    def _release(self, world: World, number: int, worker: int, kind: str, *, knew: bool | None = None) -> Iterator[Step]:
+    def _release(
+        self, world: World, number: int, worker: int, kind: str, *, knew: bool | None = None
+    ) -> Iterator[Step]:
         """What the worker does not know of the jobs that it holds goes back.
 
         Args:
@@ -394,7 +400,8 @@ class Protocol:
             after, more = _released(job, job.row)
             jobs.append(after)
             broken += more
-        text = f"{_name(worker)} gives back what it holds and does not know"
+        late = "" if knew is None else "what was on its way arrives: "
+        text = f"{late}{_name(worker)} gives back what it holds and does not know"
         after_all = world._replace(jobs=tuple(jobs))
         yield _step(kind, after_all, number, jobs[number], text, tuple(broken))
 
@@ -594,7 +601,7 @@ class Protocol:
             yield _step(kind, moved, number, jobs[number], f"the operator {verb} ({statement})", tuple(broken))
 
     def _crashes(self, world: World, number: int) -> Iterator[Step]:
-        """The holder of a lease crashes. The crash of a worker that holds none is like its never doing anything more."""
+        """The holder of a lease crashes; to crash without one is like doing nothing more."""
         job = world.jobs[number]
         row = job.row
         if not world.budget.crash or row is None or row.state != PROCESSING or job.holding < 0:

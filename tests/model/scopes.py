@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .explorer import Exploration, explore
+from .moves import SPARE
 from .protocol import Budget, Protocol
 
 
@@ -34,7 +35,7 @@ class Scope(NamedTuple):
 QUICK = (
     Scope(Budget(crash=1, sleep=2, lost=1)),
     Scope(Budget(crash=1, sleep=1, delay=1)),
-    Scope(Budget(sleep=1, lost=2)),
+    Scope(Budget(lost=2)),
     Scope(Budget(lost=1, delay=1, stop=1)),
     Scope(Budget(sleep=1, lost=1, stop=1)),
     Scope(Budget(sleep=1, delay=1, cancel=1, retry=1)),
@@ -56,14 +57,28 @@ DEEP = (
 
 FOR_ONE = Scope(Budget(sleep=1, lost=1, delay=1, cancel=1, retry=1, stop=1))
 FOR_TWO = Scope(Budget(sleep=1, cancel=1, retry=1), jobs=2, takings=2)
-FOR_SPARE = Scope(Budget(sleep=1, lost=1, cancel=1, retry=1))
-FOR_SPARE_OF_TWO = Scope(Budget(sleep=1), jobs=2, takings=2)
+LOST_ON_TWO = Scope(Budget(lost=1), jobs=2, takings=2)
+
+_SCOPES = {
+    "release_unknown.unknown": LOST_ON_TWO,
+    "release_unknown.holder": LOST_ON_TWO,
+    "rule.whole_release": Scope(Budget(lost=2)),
+    "purge.lock": Scope(Budget(cancel=1, retry=1)),
+    "purge.again": Scope(Budget(cancel=1, retry=1)),
+}
 
 
 def scope_without(name: str) -> Scope:
     """Where taking away a guard or a rule shows."""
-    if name in ("release_unknown.unknown", "release_unknown.holder"):
-        return Scope(Budget(lost=1), jobs=2, takings=2)
-    if name == "rule.whole_release":
-        return Scope(Budget(lost=2))
+    if name in _SCOPES:
+        return _SCOPES[name]
+    if name in SPARE:
+        return _scope_without_spare(name)
     return FOR_TWO if name.endswith(".job") else FOR_ONE
+
+
+def _scope_without_spare(name: str) -> Scope:
+    """One that can be explored to its end, since there may be nothing to find."""
+    if name.endswith(".job"):
+        return Scope(Budget(sleep=1), jobs=2, takings=2)
+    return Scope(Budget(lost=1, cancel=1) if name.startswith("release") else Budget(sleep=1, cancel=1))

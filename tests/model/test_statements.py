@@ -13,15 +13,15 @@ import pytest
 from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.dialects.postgresql import psycopg
 
-from brooq_sa.states import State
 from brooq_sa.statements import claim, lease, operate, settle, upkeep
+from brooq_sa.states import State
 from brooq_sa.store import JobStore
 from brooq_sa.store import Outcome as Written
 from databases import JOB, Database
 from model import moves
 from model.moves import AHEAD, GUARDS, LOCKING, PAST, PROCESSING, SUCCEEDED, Guard, Moves, Outcome, Row, Terms
 
-BUILDERS = {
+BUILDERS: dict[str, Callable[[Any], Any]] = {
     "claim": claim.claim,
     "renew": lease.renew,
     "release_unknown": lease.release_unknown,
@@ -35,9 +35,12 @@ BUILDERS = {
 }
 
 
+DIALECT: Any = psycopg.PGDialect_psycopg  # untyped in SQLAlchemy 2.0
+
+
 def conditions(statement: str) -> tuple[str, str]:
     """The WHERE of a statement: within its locking sub-select, and outside of it."""
-    sql = " ".join(str(BUILDERS[statement](JOB).compile(dialect=psycopg.dialect())).split())
+    sql = " ".join(str(BUILDERS[statement](JOB).compile(dialect=DIALECT())).split())
     where = sql.partition(" WHERE ")[2].rpartition(" RETURNING ")[0]
     if statement not in LOCKING:
         return where, ""
@@ -85,6 +88,9 @@ ATTEMPT = 2
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 TERMS = Terms(worker=0, attempt=ATTEMPT)
 
+Case = tuple[str, Callable[..., Any], Callable[[Row], Row | None]]
+"""A statement, how to run it, and what it makes of a row."""
+
 
 class Put(NamedTuple):
     """A row that was put into the table."""
@@ -109,7 +115,7 @@ def rows() -> list[Put]:
 def fill(connection: Connection, put: list[Put]) -> None:
     now = datetime.now(UTC)
     ends = {None: None, AHEAD: now + DAY, PAST: now - DAY}
-    values = [
+    values: list[dict[str, Any]] = [
         {
             "id": each.id,
             "topic": "t",
@@ -143,7 +149,7 @@ def outcomes(put: list[Put], outcome: Outcome) -> list[Written]:
     return [Written(each.id, ATTEMPT, state, delay, None, outcome.gives_back) for each in put if each.is_named]
 
 
-def settling(outcome: Outcome) -> tuple[str, Callable[..., Any], Callable[[Row], Row | None]]:
+def settling(outcome: Outcome) -> Case:
     statement = "settle_done" if outcome is SUCCEEDED else "settle_otherwise"
     return (
         statement,
@@ -152,7 +158,7 @@ def settling(outcome: Outcome) -> tuple[str, Callable[..., Any], Callable[[Row],
     )
 
 
-def operating(statement: str, change: Callable[[Row], Row]) -> tuple[str, Callable[..., Any], Callable[[Row], Row | None]]:
+def operating(statement: str, change: Callable[[Row], Row]) -> Case:
     def run(_store: JobStore, connection: Connection, put: list[Put]) -> None:
         for each in put:
             if each.is_named:
@@ -161,7 +167,7 @@ def operating(statement: str, change: Callable[[Row], Row]) -> tuple[str, Callab
     return statement, run, change
 
 
-CASES = {
+CASES: dict[str, Case] = {
     "claim": (
         "claim",
         lambda store, connection, put: store.claim(connection, {"t": len(put)}, room=len(put), worker="A", lease=DAY),
@@ -176,11 +182,17 @@ CASES = {
     ),
     "release_unknown": (
         "release_unknown",
-        lambda store, connection, put: store.release_unknown(connection, "A", [each.id for each in put if each.is_named]),
+        lambda store, connection, put: store.release_unknown(
+            connection, "A", [each.id for each in put if each.is_named]
+        ),
         moves.released_unknown,
     ),
     "reap": ("reap", lambda store, connection, put: store.reap(connection, limit=len(put)), moves.reaped),
-    "purge": ("purge", lambda store, connection, put: store.purge(connection, ttl=HOUR, limit=len(put)), lambda row: None),
+    "purge": (
+        "purge",
+        lambda store, connection, put: store.purge(connection, ttl=HOUR, limit=len(put)),
+        lambda row: None,
+    ),
     "cancel_waiting": operating("cancel_waiting", moves.canceled),
     "cancel_processing": operating("cancel_processing", moves.canceled),
     "retry": operating("retry", moves.retried),
