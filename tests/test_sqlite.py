@@ -101,7 +101,7 @@ def test_waiting_for_the_file_to_oneself() -> None:
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_many_workers_on_one_file(sqlite: Database, processes: Processes, workers: int, journal: str) -> None:
     """Several worker processes on one file run a thousand jobs once each, whatever the journal mode is (S2, I2)."""
-    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "DATABASE_URL": sqlite.url}
     if journal == "delete":
         sqlite.dispose()
         connection = sqlite3.connect(sqlite.url.removeprefix("sqlite:///"))
@@ -109,9 +109,7 @@ def test_many_workers_on_one_file(sqlite: Database, processes: Processes, worker
         connection.close()
         environment["KEEP_JOURNAL_MODE"] = "1"
     engine = sqlite_setup.configure(create_engine(sqlite.url), wal=journal == "wal")
-    children = [
-        processes.module("apps.sharing", sqlite.url, "workers=4", "lease=60s", env=environment) for _ in range(workers)
-    ]
+    children = [processes.module("apps.sharing", env=environment) for _ in range(workers)]
     with engine.begin() as connection_:
         for statement in EFFECTS:
             connection_.execute(text(statement))
@@ -143,11 +141,12 @@ def count(engine: Engine, condition: str) -> int:
 
 def test_a_writer_that_holds_the_lock(sqlite: Database, processes: Processes) -> None:
     """Somebody who holds the file's write lock now and then costs no lease and no job (S2, T4)."""
-    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "DATABASE_URL": sqlite.url}
     for statement in EFFECTS:
         sqlite.execute(statement)
-    child = processes.module("apps.sharing", sqlite.url, "workers=4", "lease=6s", env=environment)
-    child.wait_for_output("ready")
+    options = ("--workers", "4", "--lease", "6s", "--poll-interval", "50ms")
+    child = processes.module("brooq_sa", "worker", "apps.sharing:Sharing", *options, env=environment)
+    child.wait_for_output("worker_started")
     stop = threading.Event()
 
     def hold() -> None:

@@ -1,15 +1,16 @@
-"""Workers that are processes of their own: ``python -m apps.sharing URL [SETTING=VALUE ...]``.
+"""Jobs for workers that are processes of their own; they show what was run, and what came of it.
 
-Each job writes an effect through its claim's session, and one on a connection of its own, which commits at once.
+`effect` is written through the claim's session and commits with the outcome; `run` is written on another connection,
+and commits at once. Run ``brooq-sa worker apps.sharing:Sharing``, or this module for a file whose journal mode is kept.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ class Slow(Sharing, topic="slow", max_attempts=5):
 
 
 class Sleeper(Sharing, topic="sleeper", max_attempts=5):
-    """Notes that it runs, waits for a file, and then ends in the way that the job asks for."""
+    """Notes that it runs, waits for its attempt's file whatever it is told, and ends in the way that the job asks for.
+
+    Attempts after the first write their effect and succeed.
+    """
 
     number: int
     gate: str
@@ -58,11 +62,9 @@ class Sleeper(Sharing, topic="sleeper", max_attempts=5):
 
     def run(self, claim: Claim) -> None:
         note_run(self.number, claim)
-        while not Path(self.gate).exists():
+        while not Path(f"{self.gate}.{claim.attempt}").exists():
             time.sleep(0.01)
-        if claim.attempt > 1:
-            return
-        match self.ending:
+        match self.ending if claim.attempt == 1 else "writes":
             case "raises":
                 raise ValueError("late")
             case "asks for a retry":
@@ -77,8 +79,14 @@ def write(session: Any, table: str, number: int, claim: Claim) -> None:
 
 
 def note_run(number: int, claim: Claim) -> None:
-    with own_engine.begin() as connection:
+    with own_engine().begin() as connection:
         write(connection, "run", number, claim)
+
+
+@cache
+def own_engine() -> Engine:
+    """The application's own engine, at the place where the worker's is."""
+    return make_engine(os.environ["DATABASE_URL"])
 
 
 def make_engine(url: str) -> Engine:
@@ -89,16 +97,12 @@ def make_engine(url: str) -> Engine:
     return engine
 
 
-def main(url: str, *arguments: str) -> None:
-    global own_engine  # noqa: PLW0603 - the handlers' own, as an application has one
-    own_engine = make_engine(url)
-    changes: dict[str, Any] = dict(argument.split("=", 1) for argument in arguments)
-    workers = int(changes.pop("workers", 2))
+def main() -> None:
     log.configure(format="json")
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
-    with Worker(make_engine(url), Sharing, workers=workers, poll_interval="50ms", **changes):
+    with Worker(own_engine(), Sharing, workers=4, poll_interval="50ms", lease="60s"):
         print("ready", flush=True)
         while not asked.wait(0.1):  # a signal's handler runs between two waits
             pass
@@ -106,5 +110,4 @@ def main(url: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    own_engine: Engine
-    main(*sys.argv[1:])
+    main()

@@ -407,6 +407,9 @@ class TestClaiming:
         with working(db, Jobs, topics=["wanted"]):
             wait_until(lambda: db.row(wanted)["state"] == "done", what="the wanted job being done")
         assert [db.row(each) for each in [other, *left]] == before
+        knowing = job_class(nothing, topic="unknown")
+        with working(db, base_of(knowing)):  # and when a worker comes that knows it, it is run
+            wait_until(lambda: db.row(other)["state"] != "pending", what="the job being taken")
 
     def test_a_claim_is_told_with_how_long_it_waited(self, db: Database) -> None:
         """`waited` is from ready to claimed, by the database's clock (I13)."""
@@ -453,6 +456,28 @@ class TestClaiming:
         assert [db.row(each)["state"] for each in ids] == ["dead"] * 4 + ["done"] * 6
         assert all("PayloadError" in db.row(each)["last_error"] for each in bad)
         assert heard.all(JobLeaseLost) == []
+
+    def test_a_class_that_will_not_be_made(self, db: Database) -> None:
+        """A job class whose constructor raises fails that job alone, as its handler would have (R3, R4)."""
+
+        class Jobs(JobBase):
+            pass
+
+        class Picky(Jobs, topic="picky", max_attempts=1):
+            number: int
+
+            def __post_init__(self) -> None:
+                if self.number < 0:
+                    raise SystemExit("not with me")
+
+            def run(self, claim: Any) -> None: ...
+
+        ids = put_many(db, [RawJob("picky", {"number": number}) for number in (-1, 1, 2)])
+        with working(db, Jobs) as worker:
+            wait_until(lambda: is_idle(db), what="every job having ended")
+            assert worker.troubles == {}
+        assert [db.row(each)["state"] for each in ids] == ["dead", "done", "done"]
+        assert db.row(ids[0])["last_error"].startswith("SystemExit: not with me")
 
 
 class TestStopping:
