@@ -212,6 +212,7 @@ class _Claim(Generic[S]):
         Raises:
             LeaseLost: the claim does not hold the job any more.
         """
+        _refuse_autocommit(session.connection(bind_arguments={"clause": self._store.table}))
         session.flush()
         for row in self._chained:
             put(session.connection(bind_arguments={"clause": row.table}), row)
@@ -222,6 +223,15 @@ class _Claim(Generic[S]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r}, id={self.id}, attempt={self.attempt})"
+
+
+def _refuse_autocommit(connection: Connection) -> None:
+    driver_connection = connection.connection.driver_connection
+    if getattr(driver_connection, "autocommit", None) is True:
+        raise UsageError(
+            "The engine of claim.session commits each statement by itself (AUTOCOMMIT), so what a handler writes would"
+            " not be committed together with its job. Give the session an engine at another isolation level."
+        )
 
 
 class Claim(_Claim[Session]):

@@ -286,7 +286,7 @@ class _Consumer:
     def _settle(self, outcome: Outcome, failures: int) -> bool:
         """Write the outcome, without its text if the database refuses that; whether it stands in the row."""
         try:
-            with self._reserved.transaction() as connection:
+            with self._reserved.transaction(is_whole=outcome.give_back) as connection:
                 if self._store.settle(connection, self.id, [outcome]):
                     return True
                 # A write that failed for want of an answer may have been made all the same.

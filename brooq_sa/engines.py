@@ -180,16 +180,25 @@ class Reserved:
         self._engine.hide_parameters = True  # errors of the worker go to its log
         self._patience = patience.total_seconds()
         self._connection: Connection | None = None
+        self._commits_by_itself = False
+        self._level: str | None = None
         self._busy_since: float | None = None
         self._is_pooled = False
         self._guard = threading.Lock()
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """A connection whose work is committed at the end of the block, and whose errors cost only the connection."""
+    def transaction(self, *, is_whole: bool = False) -> Iterator[Connection]:
+        """A connection whose work is committed at the end of the block, and whose errors cost only the connection.
+
+        Args:
+            is_whole: put BEGIN and COMMIT around it in any case. A statement that commits by itself may be stuck on
+                its way when its connection is broken, and be carried out much later. One in a transaction is carried
+                out before the COMMIT is sent, or never. What gives an attempt back needs that: the fence cannot tell
+                the attempt that follows from the one that was given back.
+        """
         self._busy_since = time.monotonic()
         try:
-            connection = self._connection or self._connect()
+            connection = self._at_level(self._connection or self._connect(), is_whole)
             with connection.begin():
                 if self._is_pooled:
                     connection.exec_driver_sql("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
@@ -201,6 +210,14 @@ class Reserved:
             raise
         finally:
             self._busy_since = None
+
+    def _at_level(self, connection: Connection, is_whole: bool) -> Connection:
+        """The connection, to commit each statement by itself or not. The driver is told, and nothing is sent."""
+        level = "AUTOCOMMIT" if self._commits_by_itself and not is_whole else "READ COMMITTED"
+        if connection.dialect.name == "postgresql" and level != self._level:
+            connection.execution_options(isolation_level=level)
+            self._level = level
+        return connection
 
     def break_if_overdue(self) -> bool:
         """Shut down the connection of a transaction that takes too long, which then fails; whether that was so."""
@@ -231,9 +248,9 @@ class Reserved:
         else:
             connection.exec_driver_sql("SELECT set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
             connection.commit()
-        if default == "read committed" and not self._is_pooled:
-            return connection
-        return connection.execution_options(isolation_level="READ COMMITTED")
+        self._commits_by_itself = default == "read committed" and not self._is_pooled
+        self._level = "AUTOCOMMIT"
+        return connection
 
     def close(self) -> None:
         """Close the connection; another transaction would make another."""

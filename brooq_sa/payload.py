@@ -128,7 +128,7 @@ class RawCodec:
 
 
 def _without_exponents(value: Any) -> Any:
-    """The same with large floats written out: ``jsonb`` would turn ``1e16`` into an integer, ``10000000000000000.0`` not."""
+    """The same with large floats written out: ``jsonb`` makes ``1e16`` an integer, but not ``10000000000000000.0``."""
     match value:
         case float() if abs(value) >= _LARGE:
             return msgspec.Raw(f"{value:.1f}".encode())

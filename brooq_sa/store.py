@@ -159,8 +159,8 @@ class JobStore:
         for outcome in outcomes:
             if outcome.state is State.DONE:
                 successes[outcome.attempt].append(outcome.id)
-            else:
-                others[outcome.id] = outcome
+            elif outcome.id not in others or others[outcome.id].attempt < outcome.attempt:
+                others[outcome.id] = outcome  # of two attempts of one job, only the later can hold it
         written: set[Holding] = set()
         for attempt, ids in successes.items():
             terms = {"ids": ids, "worker": worker, "attempt": attempt}

@@ -3,8 +3,9 @@
 A wake-up is a hint and never the only way that a job is found: a worker looks at every poll interval anyway.
 
 * Across processes, on PostgreSQL, by NOTIFY in the enqueuing transaction, which is delivered when that commits and not
-  at all if it rolls back. NOTIFY takes a lock for the whole server at commit, so a process sends a topic's no more often
-  than every `SPACING`. A trickle of jobs wakes a worker each time; in a flood it is busy, and looks again by itself.
+  at all if it rolls back. NOTIFY takes a lock for the whole server at commit, so a process sends a topic's no more
+  often than every `SPACING`. A trickle of jobs wakes a worker each time; in a flood it is busy, and looks again by
+  itself.
 * Within a process, on both databases, after the commit.
 
 A worker that was woken looks again a little later (`LOOK_AGAIN`), for the jobs whose own wake-up was spared.

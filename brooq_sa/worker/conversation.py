@@ -271,7 +271,8 @@ class Conversation:
             return set()
         asked_before = self._unanswered & outcomes.keys()
         self._unanswered |= outcomes.keys()
-        with self._reserved.transaction() as connection:
+        is_whole = any(outcome.give_back for outcome in outcomes.values())
+        with self._reserved.transaction(is_whole=is_whole) as connection:
             written = self._store.settle(connection, self._worker, outcomes.values())
             if doubtful := asked_before - written:
                 written |= self._store.settled(connection, [outcomes[holding] for holding in doubtful])
@@ -337,7 +338,7 @@ class Conversation:
 
     def _give_unknown_back(self) -> None:
         held = [job_id for job_id, _ in self._held.snapshot()]
-        with self._reserved.transaction() as connection:
+        with self._reserved.transaction(is_whole=True) as connection:
             released = self._store.release_unknown(connection, self._worker, held)
         self._may_hold_unknown = False
         if released:

@@ -272,3 +272,15 @@ def test_leases_belong_to_processing_jobs_alone(db: Database, way: str) -> None:
     job = claim_one(db)
     settle(db, job, ending(job, way))
     assert db.rows(locked_by=None, locked_until=None) == db.rows()
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["live first", "stale first"])
+def test_a_stale_outcome_does_not_replace_the_live_one_of_its_batch(db: Database, order: int) -> None:
+    """Of two attempts of one job in a batch, the one that holds the job is written (I12)."""
+    job_id = put_one(db)
+    claim_one(db)
+    db.execute("UPDATE job SET attempts = 2")
+    outcomes = [Outcome(job_id, 2, State.DEAD, error="live"), Outcome(job_id, 1, State.FAILED, LEASE, "stale")]
+    with db.engine.begin() as connection:
+        assert STORE.settle(connection, "worker-1", outcomes[::order]) == {(job_id, 2)}
+    assert (db.row()["state"], db.row()["last_error"]) == ("dead", "live")

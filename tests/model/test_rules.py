@@ -65,7 +65,6 @@ def server_process(worker: Worker) -> int:
     return pid
 
 
-@pytest.mark.xfail(strict=True, reason="a settle that commits by itself may do so after its connection was given up")
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system cannot make a process stand still")
 def test_what_gives_an_attempt_back_never_arrives_late(pg: Database) -> None:
     """A give-back whose connection broke does not end a later run of the same worker at the same number (I12)."""
