@@ -8,7 +8,8 @@ heartbeat    renews the leases of all held jobs                  reserved
 upkeep       reaps, deletes what retention lets go               reserved
 watchdog     tells attempts that are out of time to stop         none
 slots        run handlers: a thread each for ``def``, one event  the user's pool
-             loop for all ``async def``
+             loop for all ``async def``, a child process
+             where its kind asks for one
 ============ =================================================== ===============
 """
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -27,9 +28,9 @@ from brooq_sa.events import Event, JobDone, JobLeaseLost
 from brooq_sa.outcomes import released
 from brooq_sa.settings import WorkerSettings
 from brooq_sa.states import State, StopCause
-from brooq_sa.store import Outcome
+from brooq_sa.store import Claimed, Outcome
 from brooq_sa.worker.attempts import Assignment, Finished
-from brooq_sa.worker.child import Reference, find
+from brooq_sa.worker.child import Reference, Run, Setup, find
 from brooq_sa.worker.processes import ChildProcess, ProcessExecutor, setup_for
 from databases import Database
 from processes import Processes
@@ -65,7 +66,8 @@ class Slots:
         self._ended: SimpleQueue[Finished] = SimpleQueue()
         engine = create_engine("sqlite:////nonexistent/jobs.sqlite")
         kinds = Isolated.registry.values()
-        self.executor = ProcessExecutor(self._finish, redact, lambda: setup_for(kinds, engine, None, None), GRACE)
+        self.setup: Callable[[], Setup] = lambda: setup_for(kinds, engine, None, None)
+        self.executor = ProcessExecutor(self._finish, redact, self.setup, GRACE)
 
     def _finish(self, finished: Finished) -> bool:
         self._ended.put(finished)
@@ -506,7 +508,26 @@ class TestEnding:
         pid = int(noted(path)[0])
         assert is_running(pid)
         os.kill(parent.pid, signal.SIGKILL)
-        wait_until(lambda: not is_running(pid), what="the child's end")
+        try:
+            wait_until(lambda: not is_running(pid), what="the child's end")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def test_the_end_of_the_channel(self, slots: Slots, path: Path) -> None:
+        """A child at work whose channel ends kills itself, where no kernel does it."""
+        child = ChildProcess(slots.setup())
+        try:
+            child.wait_until_ready(lambda: False)
+            job = Work(action="spin", path=str(path))
+            claimed = Claimed(uuid.uuid4(), "work", job.__kind__.codec.encode(job), 1, 0, 0.0, None)
+            child.send(Run(claimed, "w", 1, job.__kind__.policy(WorkerSettings()), is_redacted=False))
+            noted(path)
+            child.let_go()
+            wait_until(child.has_ended, what="the child's end")
+        finally:
+            child.kill()
+        assert child._process.returncode == -signal.SIGKILL
 
 
 class TestSessions:
