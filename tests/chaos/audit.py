@@ -56,8 +56,12 @@ _ON_SQLITE = f"""
     END
 """
 ON_SQLITE = [
-    "CREATE TABLE audit (seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, actor TEXT, op TEXT, job TEXT, topic TEXT,"
-    " state TEXT, attempts INTEGER, crashes INTEGER, holder TEXT, until REAL, updated REAL, error TEXT, parent TEXT)",
+    """
+    CREATE TABLE audit (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, actor TEXT, op TEXT, job TEXT, topic TEXT, state TEXT,
+        attempts INTEGER, crashes INTEGER, holder TEXT, until REAL, updated REAL, error TEXT, parent TEXT
+    )
+    """,
     _ON_SQLITE.format(op=INSERTED, moment="INSERT", row="NEW"),
     _ON_SQLITE.format(op=UPDATED, moment="UPDATE", row="NEW"),
     _ON_SQLITE.format(op=DELETED, moment="DELETE", row="OLD"),

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,7 +92,7 @@ class Fleet:
         deadline = time.monotonic() + LAST_GRACE
         while not all(place.has_begun for place in self.places):
             if time.monotonic() > deadline:
-                raise RuntimeError("\n".join(f"{place.who}: {place.child and place.child.output()}" for place in self.places))
+                raise RuntimeError("\n".join(str(place.child and place.child.output()) for place in self.places))
             time.sleep(0.1)
 
     def _fill(self, place: Place) -> None:
@@ -120,7 +119,8 @@ class Fleet:
         if place.is_asked or place.child is None:
             return
         if place.has_begun:
-            self.died.append(f"{place.who} ended by itself, {place.child.popen.returncode}: {place.child.output()[-800:]}")
+            code = place.child.popen.returncode
+            self.died.append(f"{place.who} ended by itself, {code}: {place.child.output()[-800:]}")
         else:
             self.refused += 1
 
@@ -147,10 +147,9 @@ class Fleet:
 
     def stop(self, role: str) -> None:
         """Empty the places of a role for good: each process is told to end, and has time for it."""
-        with suppress(RuntimeError):  # it runs no more
-            if role == "worker":
-                self._is_over.set()
-                self._thread.join()
+        if role == "worker":  # the last of them: nobody is to be started again
+            self._is_over.set()
+            self._thread.join()
         told = [place for place in self.places if place.role == role and place.child is not None]
         self.places = [place for place in self.places if place not in told]
         for place in told:

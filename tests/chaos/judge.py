@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from chaos.audit import DELETED, Records, Version, told
@@ -147,7 +148,7 @@ class _History:
         first = self._versions[0]
         if (first.op, first.state, first.attempts, first.holder) != ("I", "pending", 0, None):
             self._add(STEPS, first, first)
-        for old, new in zip(self._versions, self._versions[1:], strict=False):
+        for old, new in pairwise(self._versions):
             if problem := self._problem(old, new):
                 self._add(problem, old, new)
 
@@ -241,7 +242,7 @@ def _judge_effects(records: Records, verdict: Verdict) -> None:
 
 def _held_when_done(versions: Sequence[Version]) -> Version | None:
     """The job as it was held by the attempt that was recorded as its success; None if there was none."""
-    for old, new in zip(versions, versions[1:], strict=False):
+    for old, new in pairwise(versions):
         if new.state == "done":
             return old
     return None

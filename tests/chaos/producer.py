@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import sys
@@ -46,7 +47,8 @@ WEIGHTS: dict[Callable[..., Any], float] = {
 def run(url: str, seed: str, rate: str) -> None:
     """Put jobs in `rate` transactions a second, in an order that follows from the seed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    producer = Producer(make_engine(url), Random(seed))
+    # One that begins again after a kill goes on, and does not put the same once more.
+    producer = Producer(make_engine(url), Random(f"{seed} {os.environ[ledger.NAME]}"))
     period = 1 / float(rate)
     while True:
         if producer.transact():

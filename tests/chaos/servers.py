@@ -114,7 +114,7 @@ class Servers:
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:
         with self.connect(application_name="chaos-tormentor") as connection:
-            cursor = connection.execute(sql)
+            cursor = connection.execute(sql.encode())
             return cursor.fetchall() if cursor.description else []
 
     # What is done to them.

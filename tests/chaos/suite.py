@@ -64,7 +64,7 @@ class Options:
     seed: int
     workers: int = 3
     producers: int = 2
-    rate: float = 10.0
+    rate: float = 7.0
     is_sqlite: bool = False
     only: frozenset[str] = frozenset()
     mutant: str | None = None
@@ -158,18 +158,15 @@ class _Run:
     def _man(self) -> None:
         settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
         for number in range(self._options.workers):
-            self._add(f"w{number}", "worker", lambda url: [f"--url={url}", *settings, "--log-level=info", "chaos.jobs:ChaosJob"])
+            self._add(f"w{number}", "worker", lambda url: [f"--url={url}", *settings, "chaos.jobs:ChaosJob"])
         self._add("c0", "consumer", lambda url: [url])
         for number in range(self._options.producers):
-            seed = f"producer {self._options.seed} {number}"
-            # One that begins again goes on, and does not put the same once more.
-            self._add(
-                f"p{number}",
-                "producer",
-                lambda url, seed=seed: [url, f"{seed} {url[-3:]}", f"{self._options.rate:g}"],
-            )
+            self._add(f"p{number}", "producer", self._of_a_producer(number))
 
-    def _add(self, name: str, role: str, arguments: Callable[..., list[str]]) -> None:
+    def _of_a_producer(self, number: int) -> Callable[[str], list[str]]:
+        return lambda url: [url, f"producer {self._options.seed} {number}", f"{self._options.rate:g}"]
+
+    def _add(self, name: str, role: str, arguments: Callable[[str], list[str]]) -> None:
         if self._network is not None:
             self._lines[name] = self._network.line()
         self._fleet.add(name, role, lambda who: arguments(self._url_through(name, who)))
@@ -248,9 +245,7 @@ class _Run:
         return left
 
 
-def _work(
-    records: audit.Records, evidence: ledger.Evidence, verdict: judge.Verdict, fleet: Fleet
-) -> dict[str, int]:
+def _work(records: audit.Records, evidence: ledger.Evidence, verdict: judge.Verdict, fleet: Fleet) -> dict[str, int]:
     answers = Counter(promise.answer for promise in evidence.promises if promise.is_new)
     ends = Counter(judge.final(versions).state for versions in records.history.values())
     moves = Counter(version.state for versions in records.history.values() for version in versions[1:])

@@ -128,7 +128,7 @@ class Tormentor:
     def _place(self, fault: Fault) -> Place:
         role = next((role for role in ("consumer", "producer") if role in fault.name), "worker")
         places = self._fleet.of(role)
-        places = [place for place in places if place.has_begun] or places
+        places = [place for place in places if place.has_begun and not place.is_asked] or places
         return places[fault.target % len(places)]
 
     @contextmanager
@@ -151,7 +151,7 @@ class Tormentor:
 
     def _end(self, place: Place) -> bool:
         with place.lock:
-            if not place.has_begun:
+            if not place.has_begun or place.is_asked:  # a second signal would be another fault
                 return False
             self._fleet.send(place, signal.SIGTERM, ends=True)
             return True
@@ -244,7 +244,7 @@ class Tormentor:
             if name == "cancel in plain SQL":
                 with engine.begin() as connection:
                     return connection.execute(text(CANCEL_IN_SQL)).rowcount > 0
-            states = ["dead", "canceled", "failed"] if name == "retry" else ["processing", "processing", "pending", "failed"]
+            states = ["dead", "canceled", "failed"] if name == "retry" else ["processing", "pending", "failed"]
             move: Callable[..., Any] = brooq_sa.retry if name == "retry" else brooq_sa.cancel
             with engine.connect() as connection:
                 query = JOB.select().with_only_columns(JOB.c.id).where(JOB.c.state.in_(states))
