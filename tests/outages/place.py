@@ -16,9 +16,12 @@ from databases import Database, migrate
 EFFECT = Table("effect", MetaData(), Column("job", Uuid, nullable=False), Column("attempt", Integer, nullable=False))
 """What handlers write, through their session or beside it; nothing in it keeps a job from writing twice."""
 
+END_OTHERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
 RESET = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'",
+    END_OTHERS,
     "DROP SCHEMA public CASCADE",
     "CREATE SCHEMA public",
     "ALTER SYSTEM RESET ALL",
@@ -59,14 +62,16 @@ class Place:
             self.servers.start()
         for statement in RESET:
             self.servers.execute(statement)
-        self.url = self.servers.url()
-        engine = create_engine(self.url)
-        migrate(engine)
-        EFFECT.metadata.create_all(engine)
-        engine.dispose()
-        self.db = self.via(self.url)
-        self.db.engine = create_engine(self.url, poolclass=NullPool)
+        self.refresh()
+        migrate(self.db.engine)
+        EFFECT.metadata.create_all(self.db.engine)
         self.app = self.via(self.url)
+
+    def refresh(self) -> None:
+        """Look at the primary, which may be another than before."""
+        self.url = self.servers.url()
+        self.db = self.via(self.url)
+        self.db.engine = create_engine(self.url, poolclass=NullPool, isolation_level="READ COMMITTED")
 
     def end(self) -> None:
         for database in self._databases:

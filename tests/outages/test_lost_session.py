@@ -61,7 +61,7 @@ class Runner:
     def _consume(self, body: Body, **options: Any) -> dict[str, Any]:
         job = job_class(lambda job, claim: None, **options)
         job_id = put(self.db, job())
-        settings = {"backoff_base": "0s", "backoff_max": "0s", "poll_interval": "20ms"}
+        settings: dict[str, Any] = {"backoff_base": "0s", "backoff_max": "0s", "poll_interval": "20ms"}
         for claim in consume(self.db.engine, base_of(job), ["work"], stop_when_empty=True, **settings):
             with claim:
                 body(claim, claim.session)
@@ -149,7 +149,7 @@ def at_the_end(claim: Any, session: Session) -> None:
     "loss", [passed_on, wrapped, hidden, swallowed, rolled_back, flushed, in_a_savepoint, at_the_end]
 )
 def test_a_lost_connection_is_not_charged(run: Runner, loss: Body) -> None:
-    """However a handler takes the loss of its session's connection, the attempt is given back and it runs again (I6, R2)."""
+    """However a handler takes the loss of its session's connection, its attempt is given back (I6, R2)."""
     is_first = Once()
 
     def body(claim: Any, session: Session) -> None:
@@ -243,7 +243,7 @@ def test_a_signal_goes_first(run: Runner, signal: Exception, state: str) -> None
 
 
 def test_a_statement_that_the_server_refuses(run: Runner) -> None:
-    """A SQL error that is no outage is a failed attempt, recorded on another connection; nothing it wrote stays (R3)."""
+    """A SQL error that is no outage is a failed attempt, recorded on another connection; its writes are gone (R3)."""
 
     def body(claim: Any, session: Session) -> None:
         session.add(Note(id=claim.attempt))
@@ -257,7 +257,7 @@ def test_a_statement_that_the_server_refuses(run: Runner) -> None:
 
 
 def test_a_transaction_left_idle(run: Runner) -> None:
-    """A handler that leaves its session idle for longer than the server allows has failed: it would do so again (R3)."""
+    """A handler that leaves its session idle for longer than the server allows has failed: it would again (R3)."""
 
     def body(claim: Any, session: Session) -> None:
         session.execute(text("SET idle_in_transaction_session_timeout = '50ms'"))

@@ -28,7 +28,7 @@ SOON = 8.0
 
 @MODES
 def test_while_idle(place: Place, mode: str) -> None:
-    """A worker that had nothing to do while the server was down takes jobs again by itself, and says what fails (T6)."""
+    """A worker that was idle while the server was down takes jobs again by itself, and says what fails (R4)."""
     ran = threading.Event()
     job = job_class(lambda job, claim: ran.set())
     with working(place.app, base_of(job)) as worker:
@@ -42,7 +42,7 @@ def test_while_idle(place: Place, mode: str) -> None:
 
 @MODES
 def test_in_mid_job(place: Place, mode: str) -> None:
-    """Jobs that run while the server goes down are not failed: one goes on, one whose session was lost runs again (I11)."""
+    """Jobs that run while the server goes down do not fail: one goes on, one that lost its session runs again (I11)."""
     go_on = threading.Event()
     started = threading.Semaphore(0)
 
@@ -122,7 +122,7 @@ def test_read_only_for_a_while(place: Place) -> None:
 
 
 def test_an_outage_longer_than_the_lease(place: Place) -> None:
-    """A handler hears that its lease is gone while the server is down, at the lease; its job runs again after (I13, T2)."""
+    """While the server is down a handler hears at the lease that it is gone; its job runs again after (I13, T2)."""
     told: list[tuple[StopCause | None, float]] = []
     started = threading.Event()
 
@@ -149,7 +149,7 @@ def test_an_outage_longer_than_the_lease(place: Place) -> None:
 
 
 def test_a_stop_while_the_server_is_down(place: Place) -> None:
-    """A worker that is stopped while the server is down stops within a bounded time, and says that not all is written (T6)."""
+    """Stopped while the server is down, a worker ends soon, and says that not all is written (T6)."""
     started, ended = threading.Event(), threading.Event()
 
     def handler(job: Any, claim: Any) -> None:
@@ -180,5 +180,3 @@ def test_waking_after_a_restart(place: Place) -> None:
         place.servers.execute("INSERT INTO job (topic, payload) VALUES ('work', '{}')")
         place.servers.execute("SELECT pg_notify('brooq.job', 'jobs:work')")
         wait_until(lambda: ran, timeout=SOON, what="the job being run")
-
-
