@@ -13,6 +13,7 @@ from sqlalchemy import Engine, create_engine, inspect, pool
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from brooq_sa import migrations
+from brooq_sa.access import DENIED
 
 from .codes import DONE, NOT_NEWEST, REFUSED, Command
 from .database import EXAMPLES, readable_url
@@ -155,9 +156,15 @@ def _opened(url: str) -> Iterator[Engine]:
     except CommandError as error:
         raise Failure(str(error)) from error
     except SQLAlchemyError as error:
-        raise Failure(f"{_shown(engine)}: {database_said(error)}") from error
+        raise Failure(f"{_shown(engine)}: {database_said(error)}{_hint(error)}") from error
     finally:
         engine.dispose()
+
+
+def _hint(error: SQLAlchemyError) -> str:
+    if getattr(getattr(error, "orig", None), "sqlstate", None) != DENIED:
+        return ""
+    return ". Migrate as the table's owner, or, to make one, have GRANT CREATE, USAGE ON SCHEMA ... run for this role."
 
 
 def _engine(url: str) -> Engine:
