@@ -124,7 +124,9 @@ def test_many_workers_on_one_file(sqlite: Database, processes: Processes, worker
         numbers = list(connection_.scalars(text("SELECT number FROM effect ORDER BY number")))
         most_attempts = connection_.scalar(text("SELECT max(attempts) FROM job"))
         pids = set(connection_.scalars(text("SELECT DISTINCT pid FROM effect")))
-    assert (numbers, most_attempts, len(pids)) == (list(range(1_000)), 1, workers)
+    assert numbers == list(range(1_000))
+    assert most_attempts == 1
+    assert 2 <= len(pids) <= workers
     assert pragma(engine, "journal_mode") == journal
     engine.dispose()
 
