@@ -30,6 +30,7 @@ class Place:
         name: of the place; the processes add a number.
         who: the name of the process that is there now, as its connections show it.
         is_asked: whether the process that is there has been told or made to end.
+        is_kept: whether another one is to follow it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Place:
     who: str = ""
     started: int = 0
     is_asked: bool = False
+    is_kept: bool = True
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -111,7 +113,7 @@ class Fleet:
         while not self._is_over.wait(PAUSE):
             for place in self.places:
                 with place.lock:
-                    if place.child is not None and not place.child.is_running and not self._is_over.is_set():
+                    if place.is_kept and place.child is not None and not place.child.is_running:
                         self._note_end(place)
                         self._fill(place)
 
@@ -147,14 +149,11 @@ class Fleet:
 
     def stop(self, role: str) -> None:
         """Empty the places of a role for good: each process is told to end, and has time for it."""
-        if role == "worker":  # the last of them: nobody is to be started again
-            self._is_over.set()
-            self._thread.join()
         told = [place for place in self.places if place.role == role and place.child is not None]
         self.places = [place for place in self.places if place not in told]
         for place in told:
             with place.lock:
-                place.is_asked = True
+                place.is_asked, place.is_kept = True, False
                 if place.child is not None and place.child.is_running:
                     place.child.send(signal.SIGTERM)
         deadline = time.monotonic() + LAST_GRACE
@@ -174,10 +173,17 @@ class Fleet:
     def end(self) -> list[int]:
         """End whatever still runs; the process groups of which something did."""
         self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
         left = [child.pid for child in self._children if _is_left(child.pid)]
         for child in self._children:
             child.end()
         return left
+
+    @property
+    def started(self) -> int:
+        """How many processes were started."""
+        return len(self._children)
 
     def told(self, word: str) -> int:
         """In how many lines of all logs the word stands."""

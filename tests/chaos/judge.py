@@ -216,7 +216,7 @@ def _judge_reaps(
     for held, claimer, reaped in reaps:
         last_sign = (held.until or 0) - LEASE
         is_explained = any(
-            trouble.who in (None, claimer) and trouble.began <= reaped.at and trouble.ended + RECOVERY >= last_sign
+            trouble.befell(claimer) and trouble.began <= reaped.at and trouble.ended + RECOVERY >= last_sign
             for trouble in troubles
         )
         if claimer is not None and not is_explained:

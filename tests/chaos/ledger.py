@@ -123,7 +123,7 @@ class Trouble:
     """Something that may well cost a lease.
 
     Attributes:
-        who: the name of the process that it befell; None is all of them.
+        who: the name of the process that it befell, or of the place and so of all processes there; None is everybody.
         began, ended: seconds of the host's time; a kill never ends.
     """
 
@@ -131,6 +131,9 @@ class Trouble:
     who: str | None
     began: float
     ended: float
+
+    def befell(self, process: str | None) -> bool:
+        return self.who is None or (process is not None and f"{process}-".startswith(f"{self.who}-"))
 
 
 @dataclass

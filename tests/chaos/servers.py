@@ -35,7 +35,7 @@ SETTINGS = {
     "max_connections": "150",
     "shared_buffers": "64MB",
     # A commit takes its time, so that faults meet some that are under way.
-    "commit_delay": "10000",
+    "commit_delay": "20000",
     "commit_siblings": "0",
 }
 

@@ -262,6 +262,6 @@ def _work(records: audit.Records, evidence: ledger.Evidence, verdict: judge.Verd
         "leases reaped": verdict.reaps,
         "outcomes refused": fleet.told('"event": "job_lease_lost"'),
         "handlers hung": fleet.told('"event": "handler_hung"'),
-        "processes started": sum(1 for _ in fleet._children),
+        "processes started": fleet.started,
         "starts refused, the database being down": fleet.refused,
     }

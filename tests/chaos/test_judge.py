@@ -94,6 +94,8 @@ def test_leases() -> None:
     later = {"runs": [RAN, RAN_AGAIN], "effects": [WROTE_AGAIN]}
     assert found(PUT, CLAIMED, early, AGAIN, again, troubles=[KILLED], **later) == {judge.TWICE}  # type: ignore[arg-type]
     assert found(PUT, CLAIMED, REAPED, AGAIN, again, **later) == {judge.NO_REASON}  # type: ignore[arg-type]
+    at_its_place = replace(KILLED, who="chaos-w0")
+    assert found(PUT, CLAIMED, REAPED, AGAIN, again, troubles=[at_its_place], **later) == set()  # type: ignore[arg-type]
     of_another = replace(KILLED, who=OTHER)
     assert found(PUT, CLAIMED, REAPED, AGAIN, again, troubles=[of_another], **later) == {judge.NO_REASON}  # type: ignore[arg-type]
     long_ago = replace(KILLED, began=900.0, ended=901.0)

@@ -187,8 +187,7 @@ class Tormentor:
     def _cut(self, fault: Fault) -> None:
         names = sorted(self._lines)
         name = names[fault.target % len(names)]
-        place = next(place for place in self._fleet.places if place.name == name)
-        with self._trouble(fault.name, place.who):
+        with self._trouble(fault.name, f"chaos-{name}"):  # whichever process is there meanwhile
             self._lines[name].cut(fault.name.split(", ")[1])
             time.sleep(fault.length)
             self._lines[name].heal()
