@@ -68,16 +68,28 @@ def test_zero_is_never(db: Database, retain: Callable[..., int], ttl: str) -> No
     assert len(db.rows()) == 3
 
 
-def test_zero_is_never_in_a_worker(db: Database) -> None:
-    """Nor does a worker with such a setting even have the chore (U2)."""
+def test_zero_is_never_in_a_worker(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a worker with such a setting ever ask for a deletion (U2)."""
+    called: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        method = getattr(JobStore, name)
+
+        def count(*arguments: Any, **options: Any) -> Any:
+            called.append(name)
+            return method(*arguments, **options)
+
+        return count
+
+    for name in ("purge", "reap"):
+        monkeypatch.setattr(JobStore, name, counted(name))
     job = job_class(lambda job, claim: None)
     [old] = jobs_in(db, "done")
     db.shift_clock(timedelta(days=3000))
     put(db, job())
-    with working(db, job.__bases__[0], retention_ttl="0s", retention_period="10ms") as worker:
-        wait_until(lambda: db.states() == ["done", "done"], what="the new job being done")
-        assert len(worker._upkeep_loop._turn.__self__._chores) == 1  # type: ignore[attr-defined]
-    assert db.row(old)["state"] == "done"
+    with working(db, job.__bases__[0], retention_ttl="0s", retention_period="10ms", reaper_period="10ms"):
+        wait_until(lambda: called.count("reap") > 5, what="the other chore having been done many times")
+    assert (db.row(old)["state"], called.count("purge")) == ("done", 0)
 
 
 def test_a_worker_retains(db: Database) -> None:
