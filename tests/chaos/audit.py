@@ -36,6 +36,13 @@ ON_POSTGRESQL = """
         RETURN NULL;
     END $$;
     CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON job FOR EACH ROW EXECUTE FUNCTION audit_job();
+    -- Commits take their time, so that faults meet some that are under way: the jobs of those are in doubt.
+    CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM pg_sleep(0.03); RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER dawdle AFTER INSERT ON booking DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION dawdle();
+    CREATE CONSTRAINT TRIGGER dawdle AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION dawdle();
     CREATE TABLE pulse (number integer);
     INSERT INTO pulse VALUES (0);
 """

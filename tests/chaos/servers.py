@@ -34,9 +34,6 @@ SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "150",
     "shared_buffers": "64MB",
-    # A commit takes its time, so that faults meet some that are under way.
-    "commit_delay": "20000",
-    "commit_siblings": "0",
 }
 
 
