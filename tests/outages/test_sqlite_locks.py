@@ -24,7 +24,7 @@ HOLD = 3.0
 """Seconds for which somebody holds the write lock: nobody can claim, settle or renew meanwhile."""
 
 
-@pytest.mark.parametrize("seconds", [12, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [9, pytest.param(60, marks=pytest.mark.slow)])
 def test_lock_upgrades(sqlite: Database, seconds: float) -> None:
     """Readers that turn into writers, workers and a long writer share a file; each job runs once (S2, I2)."""
     over = threading.Event()
