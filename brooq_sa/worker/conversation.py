@@ -47,6 +47,9 @@ OpenClaim = Callable[[Claimed, Kind, int, float], Claim | AsyncClaim]
 RETRY_LOCKED = 2.0
 """Seconds until an outcome whose row was locked is tried again."""
 
+MOST_FAILURES = 4
+"""How many outcomes of a batch may turn out to be locked before the rest of it is put off."""
+
 
 class Conversation:
     """What a worker says to the database about its jobs.
@@ -86,6 +89,7 @@ class Conversation:
         self._changed = threading.Condition()
         self._outbox: list[Finished] = []
         self._postponed: list[tuple[float, Finished]] = []
+        self._again: list[Finished] = []
         self._unanswered: set[Holding] = set()
         self._running = 0
         self._is_claiming = True
@@ -166,7 +170,8 @@ class Conversation:
         """Wait until every outcome is written, until `deadline` by the monotonic clock; whether it is so."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: not (self._outbox or self._postponed or self._is_writing), max(0.0, deadline - time.monotonic())
+                lambda: not (self._outbox or self._again or self._postponed or self._is_writing),
+                max(0.0, deadline - time.monotonic()),
             )
 
     def close(self) -> None:
@@ -188,9 +193,12 @@ class Conversation:
     def _wait(self) -> None:
         with self._changed:
             self._unpostpone()
-            while not (self._is_closed or self._outbox or (self._room() and self._next_claim <= time.monotonic())):
+            while not (self._is_closed or self._outbox or self._again or self._may_claim()):
                 self._changed.wait(self._until_next())
                 self._unpostpone()
+
+    def _may_claim(self) -> bool:
+        return self._room() > 0 and self._next_claim <= time.monotonic()
 
     def _room(self) -> int:
         return self._settings.workers - self._running if self._is_claiming else 0
@@ -203,7 +211,7 @@ class Conversation:
 
     def _unpostpone(self) -> None:
         now = time.monotonic()
-        self._outbox.extend(finished for moment, finished in self._postponed if moment <= now)
+        self._again.extend(finished for moment, finished in self._postponed if moment <= now)
         self._postponed = [(moment, finished) for moment, finished in self._postponed if moment > now]
 
     # Settling.
@@ -211,46 +219,64 @@ class Conversation:
     def _settle(self) -> None:
         with self._changed:
             batch, self._outbox = self._outbox, []
-            self._is_writing = bool(batch)
-        if not batch:
+            again, self._again = self._again, []
+            self._is_writing = bool(batch or again)
+        if not (batch or again):
             return
-        left = list(batch)
         try:
-            self._settle_batch(left)
+            self._settle_batch(batch)
+            # Apart from the others, whom a row that is still locked would hold up.
+            self._settle_singly(again, 1)
         finally:
             with self._changed:
                 # Whatever an error left over comes first the next time.
-                self._outbox[:0] = left
+                self._outbox[:0] = batch
+                self._again[:0] = again
                 self._is_writing = False
                 self._changed.notify_all()
 
     def _settle_batch(self, left: list[Finished]) -> None:
-        """Write the batch and report it; what could not be written for now stays in `left`."""
+        """Write the batch and report it; what an error kept from being tried stays in `left`."""
         try:
             written = self._write([finished for finished in left if not finished.is_written])
         except (StatementError, ValueError) as error:
             if not is_about_rows(error):
                 raise
-            self._settle_singly(left)
+            self._settle_singly(left, MOST_FAILURES)
             return
         for finished in list(left):
             self._report(finished, written)
             left.remove(finished)
 
-    def _settle_singly(self, left: list[Finished]) -> None:
-        for finished in list(left):
-            try:
-                written = self._write_single(finished)
-            except (StatementError, ValueError) as error:
-                if not is_about_rows(error):
-                    raise
-                reason = error.orig if isinstance(error, DBAPIError) else error
-                get_logger().warning("outcome_postponed", error=str(reason), **_bound(finished))
-                with self._changed:
-                    self._postponed.append((time.monotonic() + RETRY_LOCKED, finished))
-            else:
-                self._report(finished, written)
-            left.remove(finished)
+    def _settle_singly(self, left: list[Finished], most: int) -> None:
+        """Write one after the other; once `most` of them could not be written, the rest is put off too.
+
+        Each of those may have waited for a lock, and all the while nothing is claimed.
+        """
+        failed: list[Finished] = []
+        try:
+            while left and len(failed) < most:
+                finished = left[0]
+                try:
+                    written = self._write_single(finished)
+                except (StatementError, ValueError) as error:
+                    if not is_about_rows(error):
+                        raise
+                    reason = error.orig if isinstance(error, DBAPIError) else error
+                    get_logger().warning("outcome_postponed", error=str(reason), **_bound(finished))
+                    failed.append(finished)
+                else:
+                    self._report(finished, written)
+                del left[0]
+            self._postpone(left)
+            left.clear()
+        finally:
+            self._postpone(failed)  # behind those that were not tried, or they would be first every time
+
+    def _postpone(self, finished: Iterable[Finished]) -> None:
+        with self._changed:
+            due_at = time.monotonic() + RETRY_LOCKED
+            self._postponed.extend((due_at, each) for each in finished)
 
     def _write_single(self, finished: Finished) -> set[Holding]:
         """Write one outcome; without its text, if the database refuses that."""

@@ -241,7 +241,8 @@ class TestInAWorker:
 
         job = job_class(handler)
         put(db, job())
-        with pytest.MonkeyPatch.context() as patch, working(db, base_of(job), lease="1s") as worker:
+        options = {"lease": "1s", "reaper_period": "1h"}
+        with pytest.MonkeyPatch.context() as patch, working(db, base_of(job), **options) as worker:
             heard = Heard(worker.events)
             assert started.wait(10)
             patch.setattr(JobStore, "renew", refuse)
