@@ -63,7 +63,7 @@ def _print(report: Report) -> None:
     options = report.options
     database = "SQLite" if options.is_sqlite else f"PostgreSQL {options.postgresql}"
     print(f"\nchaos on {database}: {options.seconds:g} seconds, seed {options.seed}, {options.workers} workers")
-    _section("faults", report.injected)
+    _section("faults", dict(sorted(report.injected.items())))
     _section("faults that another one kept from happening", report.missed)
     _section("not planned", report.troubles)
     _section("work", report.work)
