@@ -374,13 +374,13 @@ def put(connection: Connection, row: NewRow) -> Enqueued:
     else:
         answer = _put_keyed(connection, row)
     if answer.created and row.is_due:
-        wake.after_commit_of_jobs(connection, row.table)
+        wake.tell_of_jobs(connection, row.table)
     return answer
 
 
 def _channel(connection: Connection, row: NewRow) -> str | None:
     """Where the insertion of a job is to send a notification; None if none is wanted now."""
-    wanted = row.is_due and connection.dialect.name == "postgresql" and wake.may_notify(row.table, row.topic)
+    wanted = row.is_due and wake.may_notify(connection, row.table, row.topic)
     return wake.channel(row.table) if wanted else None
 
 
@@ -408,7 +408,9 @@ def _enqueue_many(target: Any, news: Sequence[NewJob]) -> list[Enqueued]:
     for row in rows:
         by_table[row.table].append(row)
     answers: dict[uuid.UUID, Enqueued] = {}
-    for table, its_rows in by_table.items():
+    # Everybody takes keys in the same order, so that two bulks with keys in common never wait for each other in turn.
+    for table in sorted(by_table, key=lambda table: table.fullname):
+        its_rows = sorted(by_table[table], key=lambda row: (row.topic, row.key or ""))
         connection = _connection(target, table)
         _check_database(connection)
         put_all = _put_singly if connection.dialect.name == "sqlite" else _put_in_bulk
@@ -423,10 +425,10 @@ def _wake_for(connection: Connection, table: Table, rows: list[NewRow]) -> None:
     topics = {row.topic for row in rows if row.is_due}
     if connection.dialect.name == "postgresql":
         for topic in sorted(topics):
-            if wake.may_notify(table, topic):
+            if wake.may_notify(connection, table, topic):
                 notify(connection, table, wake.JOBS + topic)
     if topics:
-        wake.after_commit_of_jobs(connection, table)
+        wake.tell_of_jobs(connection, table)
 
 
 def _put_singly(connection: Connection, table: Table, rows: list[NewRow]) -> dict[uuid.UUID, Enqueued]:
@@ -437,12 +439,10 @@ def _put_singly(connection: Connection, table: Table, rows: list[NewRow]) -> dic
 
 def _put_in_bulk(connection: Connection, table: Table, rows: list[NewRow]) -> dict[uuid.UUID, Enqueued]:
     keyed = any(row.key is not None for row in rows)
-    # Everybody takes keys in the same order, so that two bulks with keys in common do not wait for each other.
-    ordered = sorted(rows, key=lambda row: (row.topic, row.key or "")) if keyed else rows
-    text = msgspec.json.encode([row.record for row in ordered]).decode()
+    text = msgspec.json.encode([row.record for row in rows]).decode()
     result = connection.execute(statements.insert_jobs(table, keyed=keyed), {"rows": text})
     created = set(result.scalars()) if keyed else {row.id for row in rows}
-    taken = [row for row in ordered if row.id not in created]
+    taken = [row for row in rows if row.id not in created]
     found = _find(connection, table, taken)
     answers = {row_id: Enqueued(row_id, True) for row_id in created}
     for row in taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, create_engine, event, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from brooq_sa import Enqueued, EnqueueError, NewJob, RawJob, State, enqueue, enqueue_many
+from brooq_sa import Enqueued, EnqueueError, NewJob, RawJob, State, enqueue, enqueue_many, sqlite
 from conformance.samples import Email, Urgent, claim_one, finish, put_keyed, put_one
-from databases import Database
+from databases import JOB, Database
 from waiting import wait_until
 
 
@@ -85,6 +86,38 @@ def test_a_bulk_larger_than_a_statement(db: Database) -> None:
         )
     assert [answer.created for answer in answers] == [True] * 1500 + [False] * 1000
     assert [answer.id for answer in answers[1500:]] == [answer.id for answer in answers[:1000]]
+
+
+def test_bulks_of_several_statements_take_keys_in_one_order(db: Database) -> None:
+    """Two bulks with the same keys the other way round take them in the same order, so neither waits in turn (I8)."""
+    topics = ("order.b", "order.a")
+    keys = [(topic, f"key-{number:04}") for topic in topics for number in range(1_200)]
+    assert _keys_as_taken(db, keys) == _keys_as_taken(db, keys[::-1])
+
+
+def _keys_as_taken(db: Database, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    taken: list[tuple[str, str]] = []
+
+    def note(_connection: Any, _cursor: Any, _statement: str, parameters: Any, *_: Any) -> None:
+        if "rows" in parameters:
+            taken.extend((row["topic"], row["key"]) for row in json.loads(parameters["rows"]))
+        elif "new_key" in parameters:
+            taken.append((parameters["new_topic"], parameters["new_key"]))
+
+    engine = create_engine(db.url, paramstyle="named" if db.name == "sqlite" else None)
+    if db.name == "sqlite":
+        sqlite.configure(engine)
+    event.listen(engine, "before_cursor_execute", note)
+    with engine.connect() as connection:
+        answers = enqueue_many(connection, [NewJob(RawJob(topic, None), key) for topic, key in keys])
+        assert all(answer.created for answer in answers)
+        ids = connection.execute(select(JOB.c.topic, JOB.c.idempotency_key, JOB.c.id))
+        found = {(topic, key): job_id for topic, key, job_id in ids}
+        assert [found[key] for key in keys] == [answer.id for answer in answers]
+        connection.rollback()
+    engine.dispose()
+    assert len(taken) == len(keys)
+    return taken
 
 
 def test_nothing_in_bulk_is_nothing(db: Database) -> None:
