@@ -197,7 +197,7 @@ def _refuse_mutable_defaults(cls: type[JobBase]) -> None:
 
 def _refuse_reserved_names(cls: type[JobBase], reserved: frozenset[str] = _RESERVED) -> None:
     for name, annotation in inspect.get_annotations(cls).items():
-        is_field = typing.get_origin(annotation) is not ClassVar and "ClassVar" not in str(annotation)
+        is_field = "ClassVar" not in str(annotation)
         if is_field and (name in reserved or name.startswith("__")):
             raise OptionError(
                 f"A field cannot be named {name!r}: job classes have an attribute of that name. Name it otherwise, or"

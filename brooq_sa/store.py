@@ -258,7 +258,7 @@ class JobStore:
                 return CancelResult.CANCELED
             if self._moved(connection, operate.cancel_processing(self.table), job_id):
                 notify(connection, self.table, f"{wake.CANCELED}{job_id}")
-                wake.after_commit_of_cancel(connection, self.table, job_id)
+                wake.tell_of_cancel(connection, self.table, job_id)
                 return CancelResult.TOLD_TO_STOP
             match self._state(connection, job_id):
                 case None:
@@ -273,7 +273,7 @@ class JobStore:
         while True:
             if self._moved(connection, operate.retry(self.table), job_id):
                 notify(connection, self.table, wake.JOBS)
-                wake.after_commit_of_jobs(connection, self.table)
+                wake.tell_of_jobs(connection, self.table)
                 return RetryResult.RETRIED
             match self._state(connection, job_id):
                 case None:
@@ -296,7 +296,7 @@ class JobStore:
 
 def notify(connection: Connection, table: Table, hint: str) -> None:
     """Send a hint to the workers of a table when the transaction commits, on PostgreSQL."""
-    if connection.dialect.name == "postgresql":
+    if wake.can_notify(connection):
         connection.execute(enqueue.notify(), {"channel": wake.channel(table), "hint": hint}).close()
 
 

@@ -6,9 +6,12 @@ A wake-up is a hint and never the only way that a job is found: a worker looks a
   at all if it rolls back. NOTIFY takes a lock for the whole server at commit, so a process sends a topic's no more
   often than every `SPACING`. A trickle of jobs wakes a worker each time; in a flood it is busy, and looks again by
   itself.
-* Within a process, on both databases, after the commit.
+* Within a process, on both databases, as the transaction commits.
 
-A worker that was woken looks again a little later (`LOOK_AGAIN`), for the jobs whose own wake-up was spared.
+A worker that was woken looks again a little later (`LOOK_AGAIN`): for the jobs whose own wake-up was spared, and since
+SQLAlchemy tells of a commit just before it is made.
+
+A transaction that is to be prepared (two-phase commit) sends nothing: PostgreSQL prepares none that has notified.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ import time
 import uuid
 import weakref
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
-from sqlalchemy import Connection, Table, event
+from sqlalchemy import Connection, Table, TwoPhaseTransaction, event
 
 SPACING = 0.05
 """Seconds between two notifications of one topic by one process."""
@@ -56,65 +59,114 @@ class Ear(Protocol):
 
 
 class _Limiter:
-    """Says whether a topic's notification may be sent now."""
+    """Says whether a topic's notification may be sent now. It counts those that were committed."""
+
+    MOST = 1_000
 
     def __init__(self) -> None:
         self._sent: dict[tuple[str, str], float] = {}
         self._lock = threading.Lock()
 
     def allows(self, name: str, topic: str) -> bool:
+        return time.monotonic() - self._sent.get((name, topic), -SPACING) >= SPACING
+
+    def count(self, name: str, topic: str) -> None:
         now = time.monotonic()
         with self._lock:
-            if now - self._sent.get((name, topic), -SPACING) < SPACING:
-                return False
             self._sent[name, topic] = now
-            return True
+            if len(self._sent) > self.MOST:  # topics may be made up without end
+                self._sent = {each: at for each, at in self._sent.items() if now - at < SPACING}
+
+
+class _Pending:
+    """What a connection's transaction has to tell once it commits. One for each connection, kept as long as that."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.notified: set[tuple[str, str]] = set()
+        self.enqueued: set[Table] = set()
+        self.canceled: set[tuple[Table, uuid.UUID]] = set()
+        event.listen(connection, "commit", self._tell)
+        event.listen(connection, "commit_twophase", self._tell)
+        event.listen(connection, "rollback", self._forget)
+        event.listen(connection, "rollback_twophase", self._forget)
+        event.listen(connection, "rollback_savepoint", self._forget_notified)
+
+    def _tell(self, *_: Any) -> None:
+        for name, topic in self.notified:
+            _limiter.count(name, topic)
+        enqueued, canceled = list(self.enqueued), list(self.canceled)
+        self._forget()
+        for table in enqueued:
+            for ear in _listening(table):
+                ear.jobs_enqueued()
+        for table, job_id in canceled:
+            for ear in _listening(table):
+                ear.job_canceled(job_id)
+
+    def _forget(self, *_: Any) -> None:
+        self.notified.clear()
+        self.enqueued.clear()
+        self.canceled.clear()
+
+    def _forget_notified(self, *_: Any) -> None:
+        # A notification inside the savepoint is gone with it, and may have been what spared a later one.
+        self.notified.clear()
 
 
 _limiter = _Limiter()
+_pending: weakref.WeakKeyDictionary[Connection, _Pending] = weakref.WeakKeyDictionary()
 _ears: dict[str, weakref.WeakSet[Ear]] = {}
-_ears_lock = threading.Lock()
+_lock = threading.Lock()
 
 
-def may_notify(table: Table, topic: str) -> bool:
+def can_notify(connection: Connection) -> bool:
+    """Whether the connection's transaction may send notifications."""
+    return connection.dialect.name == "postgresql" and not isinstance(connection.get_transaction(), TwoPhaseTransaction)
+
+
+def may_notify(connection: Connection, table: Table, topic: str) -> bool:
     """Whether an enqueue of this topic is to send a notification, and not to leave it to one just sent."""
-    return _limiter.allows(channel(table), topic)
+    name = channel(table)
+    if not _limiter.allows(name, topic) or not can_notify(connection):
+        return False
+    notified = _pending_on(connection).notified
+    if (name, topic) in notified:
+        return False
+    notified.add((name, topic))
+    return True
 
 
 def listen(table: Table, ear: Ear) -> None:
     """Tell `ear` of what this process commits to the table, for as long as it lives or until `unlisten`."""
-    with _ears_lock:
+    with _lock:
         _ears.setdefault(channel(table), weakref.WeakSet()).add(ear)
 
 
 def unlisten(table: Table, ear: Ear) -> None:
-    with _ears_lock:
+    with _lock:
         _ears.get(channel(table), weakref.WeakSet()).discard(ear)
 
 
+def tell_of_jobs(connection: Connection, table: Table) -> None:
+    """As the connection's transaction commits, tell the workers of this process that there are new jobs."""
+    if _listening(table):
+        _pending_on(connection).enqueued.add(table)
+
+
+def tell_of_cancel(connection: Connection, table: Table, job_id: uuid.UUID) -> None:
+    """As the connection's transaction commits, tell the workers of this process that the job is canceled."""
+    if _listening(table):
+        _pending_on(connection).canceled.add((table, job_id))
+
+
 def _listening(table: Table) -> list[Ear]:
-    with _ears_lock:
+    with _lock:
         return list(_ears.get(channel(table), ()))
 
 
-def after_commit_of_jobs(connection: Connection, table: Table) -> None:
-    """Once the connection's transaction commits, tell the workers of this process that there are new jobs."""
-    if _listening(table):
-        # The connection's own event, since a Session's "after_commit" comes at the end of a savepoint too.
-        event.listen(connection, "commit", lambda _: _tell_of_jobs(table), once=True)
-
-
-def after_commit_of_cancel(connection: Connection, table: Table, job_id: uuid.UUID) -> None:
-    """Once the connection's transaction commits, tell the workers of this process that the job is canceled."""
-    if _listening(table):
-        event.listen(connection, "commit", lambda _: _tell_of_cancel(table, job_id), once=True)
-
-
-def _tell_of_jobs(table: Table) -> None:
-    for ear in _listening(table):
-        ear.jobs_enqueued()
-
-
-def _tell_of_cancel(table: Table, job_id: uuid.UUID) -> None:
-    for ear in _listening(table):
-        ear.job_canceled(job_id)
+def _pending_on(connection: Connection) -> _Pending:
+    with _lock:
+        pending = _pending.get(connection)
+        if pending is None:
+            pending = _pending[connection] = _Pending(connection)
+        return pending

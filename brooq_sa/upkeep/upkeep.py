@@ -34,9 +34,20 @@ class Upkeep:
         self._chores.append(Chore(work, period, time.monotonic() + delay))
 
     def turn(self) -> float:
+        """Do what is due.
+
+        Raises:
+            What the first chore that failed raised, once the others have had their turn; it stays due.
+        """
+        failures: list[Exception] = []
         for chore in self._chores:
             if chore.due_at <= time.monotonic():
-                # Set before the work: a chore that fails does not keep the others from their turn.
-                chore.due_at = time.monotonic() + chore.period.total_seconds()
-                chore.work()
+                try:
+                    chore.work()
+                except Exception as error:  # noqa: BLE001 - raised below
+                    failures.append(error)
+                else:
+                    chore.due_at = time.monotonic() + chore.period.total_seconds()
+        if failures:
+            raise failures[0]
         return max(0.0, min((chore.due_at for chore in self._chores), default=time.monotonic() + 60) - time.monotonic())

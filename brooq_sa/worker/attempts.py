@@ -17,7 +17,7 @@ from ..backoff import backoff
 from ..claims import AsyncClaim, Claim
 from ..durations import format_duration
 from ..exc import LeaseLost, UsageError
-from ..failure import causes
+from ..failure import causes, signal_in
 from ..kinds import Kind, Policy
 from ..log import get_logger
 from ..outcomes import Redact, after, done, released
@@ -179,7 +179,7 @@ def _judged(error: BaseException, assignment: Assignment, redact: Redact | None)
     claim, policy = assignment.claim, assignment.policy
     if claim._is_lost or (isinstance(error, LeaseLost) and claim._is_over):
         return None
-    if claim.cause is StopCause.SHUTDOWN:
+    if claim.cause is StopCause.SHUTDOWN and signal_in(error) is None:
         return released(claim._holding)
     return after(_explained(error, assignment), claim._holding, policy, redact)
 

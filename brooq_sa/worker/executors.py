@@ -122,10 +122,10 @@ class LoopExecutor:
         self._lock = threading.Lock()
 
     def submit(self, assignments: Sequence[Assignment]) -> None:
-        loop = self._loop or self._start()
         with self._lock:
+            loop = self._loop or self._start()
             self._unbegun.update((id(assignment), assignment) for assignment in assignments)
-        loop.call_soon_threadsafe(self._begin, list(assignments))
+            loop.call_soon_threadsafe(self._begin, list(assignments))
 
     def _start(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
@@ -182,9 +182,9 @@ class LoopExecutor:
             get_logger().error("event_loop_blocked")
             self._retired.add(loop)
             loop.call_soon_threadsafe(self._end_when_empty, loop)
-            self._loop = self._thread = None
             self._on_replaced()
             with self._lock:
+                self._loop = self._thread = None
                 unbegun = list(self._unbegun.values())
             if unbegun:
                 self.submit(unbegun)

@@ -25,12 +25,14 @@ class Loop:
     Args:
         name: of the thread, and in logs.
         turn: does one round of work; returns how many seconds to wait before the next, or until `wake`.
+        longest_pause: after a turn that raised.
     """
 
-    def __init__(self, name: str, turn: Callable[[], float]) -> None:
+    def __init__(self, name: str, turn: Callable[[], float], *, longest_pause: timedelta = LONGEST_PAUSE) -> None:
         self.name = name
         self.trouble: str | None = None
         self._turn = turn
+        self._longest_pause = min(longest_pause, LONGEST_PAUSE)
         self._stopping = threading.Event()
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"brooq-{name}", daemon=True)
@@ -54,10 +56,6 @@ class Loop:
     def has_ended(self) -> bool:
         return not self._thread.is_alive()
 
-    @property
-    def is_stopping(self) -> bool:
-        return self._stopping.is_set()
-
     def _run(self) -> None:
         failures = 0
         while not self._stopping.is_set():
@@ -67,7 +65,7 @@ class Loop:
                 self._recovered()
             except BaseException as error:  # noqa: BLE001 - logged, and tried again
                 failures += 1
-                pause = backoff(failures, FIRST_PAUSE, LONGEST_PAUSE).total_seconds()
+                pause = backoff(failures, min(FIRST_PAUSE, self._longest_pause), self._longest_pause).total_seconds()
                 self._failed(error, pause)
             self._woken.wait(pause)
             self._woken.clear()

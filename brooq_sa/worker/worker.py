@@ -139,7 +139,7 @@ class Worker:
         self._redact = redact
         self._threads = ThreadExecutor(self._conversation.finished, redact)
         self._event_loop = LoopExecutor(self._conversation.finished, redact, self._forget_async_engine)
-        heartbeat = Heartbeat(store, for_heartbeat, settings, worker=worker, held=held)
+        self._heartbeat = Heartbeat(store, for_heartbeat, settings, worker=worker, held=held)
         upkeep = Upkeep()
         ceilings = self._base.registry.crash_ceilings
         reaper = Reaper(store, for_upkeep, worker=worker, events=self.events, ceilings=ceilings)
@@ -151,7 +151,9 @@ class Worker:
         on_sqlite = self._sync_engine.dialect.name == "sqlite"
         watchdog = Watchdog(held, self._reserved, grace=grace, give_up=self._give_up, has_one_writer=on_sqlite)
         self._conversation_loop = Loop("conversation", self._demanding_access(self._conversation.turn))
-        self._heartbeat_loop = Loop("heartbeat", self._demanding_access(heartbeat.turn))
+        self._heartbeat_loop = Loop(
+            "heartbeat", self._demanding_access(self._heartbeat.turn), longest_pause=settings.heartbeat_period
+        )
         self._watchdog_loop = Loop("watchdog", watchdog.turn)
         self._upkeep_loop = Loop("upkeep", self._demanding_access(upkeep.turn))
         self._loops = [self._heartbeat_loop, self._watchdog_loop, self._upkeep_loop, self._conversation_loop]
@@ -204,6 +206,7 @@ class Worker:
     def job_canceled(self, job_id: uuid.UUID) -> None:
         """Look now whether a job that this worker holds has been canceled: called by wake-ups."""
         if any(held_id == job_id for held_id, _ in self._held.snapshot()):
+            self._heartbeat.hurry()
             self._heartbeat_loop.wake()
 
     def stop(self, grace: timedelta | str | None = None) -> bool:
@@ -321,7 +324,7 @@ class Worker:
         if not claim._is_lost:
             grace = format_duration(self.settings.effective_watchdog_grace)
             error = TimeoutError(f"{claim.cause}, and the handler did not stop within {grace}")
-            outcome = after(error, claim._holding, self._policies[claim.topic], self._redact)
+            outcome = after(error, claim._holding, self._policies[claim.topic])
         if self._conversation.hung(Finished(claim, outcome, timedelta(0))):
             self._executor_of(self._kinds[claim.topic]).replace()
 

@@ -179,6 +179,18 @@ def test_a_shutdown_gives_the_job_back(attempt: Callable[..., Finished]) -> None
     assert (outcome.state, outcome.give_back, outcome.error) == (State.PENDING, True, None)
 
 
+def test_a_signal_counts_during_a_shutdown_too(attempt: Callable[..., Finished]) -> None:
+    """A handler that cancels its job while the worker stops has decided, and is not run again (R2, T6)."""
+
+    def body(job: Any, claim: Any) -> None:
+        claim._stop(StopCause.SHUTDOWN)
+        raise CancelJob("pointless")
+
+    outcome = attempt(body).outcome
+    assert outcome is not None
+    assert outcome.state is State.CANCELED
+
+
 def test_the_limits_count_from_the_start(attempt: Callable[..., Finished]) -> None:
     """Before its handler runs an attempt has no end; then it has those of its kind (T1)."""
     seen: list[float] = []

@@ -59,6 +59,21 @@ def holding(db: Database) -> Iterator[Holding]:
 
 
 class TestOneBeat:
+    def test_a_lease_that_was_called_lost_is_left_to_run_out(self, holding: Holding) -> None:
+        """What has been told that its lease is lost is not renewed, so that others may have the job (I13)."""
+        lost, kept = holding.claims(2)
+        lost._stop(StopCause.LEASE_LOST)
+        holding.heartbeat.turn()
+        assert holding.seconds_left(lost) < 2
+        assert holding.seconds_left(kept) > 20
+
+    def test_it_hurries_after_a_cancel(self, holding: Holding) -> None:
+        """A cancel that is still being committed is looked for again at once, and for a moment only (T5)."""
+        assert holding.heartbeat.turn() > 5
+        holding.heartbeat.hurry()
+        assert holding.heartbeat.turn() < 0.1
+        wait_until(lambda: holding.heartbeat.turn() > 5, what="the end of the hurry")
+
     def test_all_are_renewed_in_one_statement(self, holding: Holding) -> None:
         """Every lease moves to a full one from now, in one statement for all (T4)."""
         claims = holding.claims(20)
@@ -168,18 +183,18 @@ def sql_id(db: Database, claim: Any) -> object:
 
 class TestInAWorker:
     def test_a_handler_may_outlast_its_lease(self, db: Database) -> None:
-        """Ten handlers that run for three leases are each run once, though another worker is idle (T4, I2)."""
+        """Ten handlers that outlast their leases are each run once, though another worker is idle (T4, I2)."""
         runs: list[int] = []
         lock = threading.Lock()
 
         def handler(job: Any, claim: Any) -> None:
             with lock:
                 runs.append(claim.attempt)
-            claim.should_stop.wait(3.0)
+            claim.should_stop.wait(3.5)
 
         job = job_class(handler)
         put_many(db, [job() for _ in range(10)])
-        one, other = (Worker(db.engine, base_of(job), **FAST | {"workers": 10, "lease": "1s"}) for _ in range(2))
+        one, other = (Worker(db.engine, base_of(job), **FAST | {"workers": 10, "lease": "1500ms"}) for _ in range(2))
         heard = Heard(one.events)
         other.events.subscribe(heard)
         with one, other:
