@@ -59,6 +59,16 @@ def free_port() -> int:
             return port
 
 
+HEIR = """
+    cat
+    for data in "$2"/data*; do
+        test -e "$data/postmaster.pid" && "$1" stop -s -D "$data" -m immediate
+    done
+    rm -rf "$2" ${3:+"$3"}
+"""
+"""What is left to do once our end of its pipe is closed; takes pg_ctl, the servers' folder, and one of programs or ""."""
+
+
 class Servers:
     """The two places of a server, one of which is the primary. A context manager that leaves nothing behind."""
 
@@ -67,6 +77,21 @@ class Servers:
         self._programs, self._wrapped = _programs(version)
         self.ports = (free_port(), free_port())
         self.primary = 0
+        self._heir = self._appoint_heir()
+
+    def _appoint_heir(self) -> subprocess.Popen[bytes]:
+        """A process that stops the servers and removes their folders once we let go of it, or are killed.
+
+        A server outlives whoever started it, and a suite that is about kills will be killed itself.
+        """
+        return subprocess.Popen(
+            ["sh", "-c", HEIR, "heir", str(self._programs / PG_CTL), str(self._folder), str(self._wrapped or "")],
+            cwd=self._folder.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Servers:
         try:
@@ -84,12 +109,7 @@ class Servers:
         self._clean()
 
     def _clean(self) -> None:
-        for place in (0, 1):
-            if (self._data(place) / "postmaster.pid").exists():
-                self._run(PG_CTL, "stop", "-s", "-D", str(self._data(place)), "-m", "immediate", is_sure=False)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if self._wrapped is not None:
-            shutil.rmtree(self._wrapped, ignore_errors=True)
+        self._heir.communicate()
 
     def url(self, **query: str) -> str:
         """Of the primary, as it is now, around any proxy."""
@@ -176,7 +196,7 @@ class Servers:
             if self._log(place).exists()
         )
 
-    def _run(self, program: str, *arguments: str, is_sure: bool = True) -> None:
+    def _run(self, program: str, *arguments: str) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         # A file and no pipe: the server inherits it, and a pipe would be open for as long as the server runs.
         with tempfile.TemporaryFile() as output:
@@ -190,7 +210,7 @@ class Servers:
                 check=False,
             )
             output.seek(0)
-            if is_sure and done.returncode != 0:
+            if done.returncode != 0:
                 said = output.read().decode(errors="replace")
                 raise RuntimeError(f"{program} {arguments[0]} failed, {done.returncode}: {said}\n{self.log()[-3_000:]}")
 
