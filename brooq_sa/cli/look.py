@@ -120,8 +120,11 @@ def show(url: str, schema: str | None, table: str, job_id: uuid.UUID, as_json: b
 def stats(url: str, schema: str | None, table: str, as_json: bool) -> None:
     """Show how many jobs each topic has in each state, how long the oldest due one has waited, and who holds what.
 
-    With --json, one object: `topics`, each with `states`, `due` and `oldest_due_seconds`, and `workers`, each with
-    `jobs` and `lapsed`, the number of jobs whose lease has run out.
+    Suspects are active jobs whose workers crashed more than once while they ran: they may be what crashes them.
+
+    With --json, one object: `topics`, each with `states`, `due` and `oldest_due_seconds`; `workers`, each with `jobs`
+    and `lapsed`, the number of jobs whose lease has run out; and `suspects`, at most 20, each with `id`, `topic`,
+    `attempts` and `crashes`.
     """
     from brooq_sa.statements import inspect
 
@@ -132,6 +135,7 @@ def stats(url: str, schema: str | None, table: str, as_json: bool) -> None:
         depths = connection.execute(inspect.depths(job)).all()
         lags = connection.execute(inspect.lags(job)).all()
         leases = connection.execute(inspect.leases(job)).all()
+        suspects = [plain(row) for row in connection.execute(inspect.suspects(job)).mappings()]
     topics: dict[str, dict[str, Any]] = {
         topic: {"topic": topic, "states": dict.fromkeys(map(str, State), 0), "due": 0, "oldest_due_seconds": 0.0}
         for topic, _, _ in sorted(depths)
@@ -143,9 +147,9 @@ def stats(url: str, schema: str | None, table: str, as_json: bool) -> None:
             topics[topic] |= {"due": due, "oldest_due_seconds": round(float(age), 3)}
     workers = [{"worker": worker, "jobs": count, "lapsed": lapsed} for worker, count, lapsed in sorted(leases)]
     if as_json:
-        print_json({"topics": list(topics.values()), "workers": workers})
+        print_json({"topics": list(topics.values()), "workers": workers, "suspects": suspects})
     else:
-        _print_stats(list(topics.values()), workers)
+        _print_stats(list(topics.values()), workers, suspects)
 
 
 def _with_extras(statement: Any, job: Any) -> Any:
@@ -197,7 +201,9 @@ def _print_block(name: str, text: str) -> None:
         click.echo(f"  {line}")
 
 
-def _print_stats(topics: Sequence[Mapping[str, Any]], workers: Sequence[Mapping[str, Any]]) -> None:
+def _print_stats(
+    topics: Sequence[Mapping[str, Any]], workers: Sequence[Mapping[str, Any]], suspects: Sequence[Mapping[str, Any]]
+) -> None:
     if not topics:
         click.echo("There are no jobs.", err=True)
         return
@@ -221,4 +227,11 @@ def _print_stats(topics: Sequence[Mapping[str, Any]], workers: Sequence[Mapping[
             ["worker", "jobs", "lapsed"],
             [[each["worker"], each["jobs"], each["lapsed"]] for each in workers],
             right={"jobs", "lapsed"},
+        )
+    if suspects:
+        click.echo()
+        print_table(
+            ["suspect", "attempts", "crashes", "topic"],
+            [[each["id"], each["attempts"], each["crashes"], each["topic"]] for each in suspects],
+            right={"attempts", "crashes"},
         )

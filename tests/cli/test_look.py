@@ -129,7 +129,7 @@ def test_no_jobs(brooq: Any) -> None:
         assert (result.exit_code, result.stdout) == (0, "")
         assert result.stderr
     assert brooq.documents("jobs") == []
-    assert brooq.documents("stats") == [{"topics": [], "workers": []}]
+    assert brooq.documents("stats") == [{"topics": [], "workers": [], "suspects": []}]
 
 
 def test_stats(brooq: Any, db: Database, put: Any) -> None:
@@ -190,3 +190,17 @@ def test_ids_are_required(brooq: Any) -> None:
     for command in ("cancel", "retry"):
         assert brooq(command).exit_code == 2
         assert brooq(command, "17").exit_code == 2
+
+
+def test_stats_names_suspects(brooq: Any, db: Database, put: Any) -> None:
+    """Jobs whose workers crashed more than once are named, most crashes first, while they are active (I7)."""
+    often, twice, once, over = (put("reports", number).id for number in range(4))
+    for job_id, crashes in ((often, 5), (twice, 2), (once, 1), (over, 9)):
+        state = "done" if job_id == over else "pending"
+        number = job_id.hex if db.name == "sqlite" else str(job_id)
+        db.execute(f"UPDATE job SET crashes = {crashes}, attempts = {crashes}, state = '{state}' WHERE id = '{number}'")
+    [document] = brooq.documents("stats")
+    assert [(each["id"], each["crashes"]) for each in document["suspects"]] == [(str(often), 5), (str(twice), 2)]
+    shown = brooq("stats").stdout
+    assert str(often) in shown
+    assert str(once) not in shown
