@@ -135,7 +135,7 @@ def stats(url: str, schema: str | None, table: str, as_json: bool) -> None:
         depths = connection.execute(inspect.depths(job)).all()
         lags = connection.execute(inspect.lags(job)).all()
         leases = connection.execute(inspect.leases(job)).all()
-        suspects = [plain(row) for row in connection.execute(inspect.suspects(job)).mappings()]
+        suspects = [plain(dict(row)) for row in connection.execute(inspect.suspects(job)).mappings()]
     topics: dict[str, dict[str, Any]] = {
         topic: {"topic": topic, "states": dict.fromkeys(map(str, State), 0), "due": 0, "oldest_due_seconds": 0.0}
         for topic, _, _ in sorted(depths)
