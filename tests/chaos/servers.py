@@ -66,7 +66,7 @@ HEIR = """
     done
     rm -rf "$2" ${3:+"$3"}
 """
-"""What is left to do once our end of its pipe is closed: with pg_ctl, the folder of servers, and one of programs or ""."""
+"""Run once our end of its pipe is closed. Takes pg_ctl, the folder of the servers, and one of programs or ""."""
 
 
 class Servers:
