@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _SYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite"}
 _ASYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+aiosqlite"}
 
+_ON_LIBPQ = ("psycopg", "psycopg_async", "psycopg2", "psycopg2cffi")
+_IN_LIBPQ_TOO = ("host", "port", "user", "password", "passfile", "service", "target_session_attrs", "krbsrvname")
+_SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+
 LOCK_TIMEOUT = "500ms"
 """How long a statement of the worker waits on PostgreSQL for a row that somebody has locked, at the most.
 
@@ -38,10 +42,11 @@ Outcomes share statements, so that one locked row holds up all the others for as
 
 
 def sync_engine(engine: Engine | AsyncEngine) -> Engine:
-    """The engine itself, or for an AsyncEngine a sync one on the same database.
+    """The engine itself, or for an AsyncEngine a sync one on the same database, made from its URL.
 
     Raises:
-        UsageError: the database is none that jobs live in, or one that only a single connection sees.
+        UsageError: the database is none that jobs live in, or one that only a single connection sees; or the URL has
+            an argument that only its driver understands.
     """
     if isinstance(engine, Engine):
         _check(engine.url)
@@ -50,22 +55,32 @@ def sync_engine(engine: Engine | AsyncEngine) -> Engine:
     if not isinstance(url, URL):
         raise UsageError(f"{engine!r:.200} is no engine. Give a sqlalchemy Engine or AsyncEngine.")
     _check(url)
-    made = create_engine(url.set(drivername=_SYNC_DRIVERS[url.get_backend_name()]))
-    return sqlite.configure_like(made, engine.sync_engine) if made.dialect.name == "sqlite" else made
+    model = engine.sync_engine
+    made = create_engine(
+        for_driver(url, _SYNC_DRIVERS),
+        execution_options=carried(model.get_execution_options()),
+        hide_parameters=model.hide_parameters,
+    )
+    return sqlite.configure_like(made, model) if made.dialect.name == "sqlite" else made
 
 
 def async_engine(engine: Engine | AsyncEngine) -> AsyncEngine:
     """An async engine on the same database, with a pool of its own: a pool's connections belong to one event loop.
 
     Raises:
-        UsageError: greenlet, or on SQLite aiosqlite, is not installed.
+        UsageError: greenlet, or on SQLite aiosqlite, is not installed; or the URL has an argument that only its driver
+            understands.
     """
     try:
         from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
         if isinstance(engine, AsyncEngine):
             return AsyncEngine(sibling(engine.sync_engine))
-        made = create_async_engine(engine.url.set(drivername=_ASYNC_DRIVERS[engine.url.get_backend_name()]))
+        made = create_async_engine(
+            for_driver(engine.url, _ASYNC_DRIVERS),
+            execution_options=carried(engine.get_execution_options()),
+            hide_parameters=engine.hide_parameters,
+        )
     except ImportError as error:
         raise UsageError(
             f"An async handler's claim.session needs {error.name}, which is not installed. Install brooq-sa[asyncio]."
@@ -73,6 +88,36 @@ def async_engine(engine: Engine | AsyncEngine) -> AsyncEngine:
     if engine.dialect.name == "sqlite":
         sqlite.configure_like(made.sync_engine, engine)
     return made
+
+
+def carried(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The execution options that hold for a worker's engines too, such as a `schema_translate_map`.
+
+    Not the isolation level, since a claim that commits each of its statements is none; nor how transactions begin.
+    """
+    return {name: value for name, value in options.items() if name not in ("isolation_level", sqlite.BEGIN_OPTION)}
+
+
+def for_driver(url: URL, drivers: Mapping[str, str]) -> URL:
+    """The URL for another driver of the same database, its arguments in that one's terms.
+
+    Raises:
+        UsageError: an argument has no counterpart.
+    """
+    made = url.set(drivername=drivers[url.get_backend_name()])
+    if url.get_backend_name() != "postgresql" or url.get_driver_name() in _ON_LIBPQ:
+        return made
+    arguments = dict(url.query)
+    mode = arguments.pop("ssl", None)
+    unknown = [name for name in arguments if name not in _IN_LIBPQ_TOO]
+    if mode is not None and mode not in _SSL_MODES:
+        unknown.append("ssl")
+    if unknown:
+        raise UsageError(
+            f"The URL's arguments for {url.get_driver_name()} are none for psycopg, which the worker needs:"
+            f" {', '.join(sorted(unknown))}. Give a sync Engine on postgresql+psycopg that is set up alike."
+        )
+    return made.set(query={**arguments, "sslmode": mode} if mode is not None else arguments)
 
 
 def _check(url: URL) -> None:
@@ -92,17 +137,16 @@ def _is_in_memory(url: URL) -> bool:
 def sibling(engine: Engine) -> Engine:
     """An engine with a pool of its own, made like that of `engine`; on SQLite, set up for jobs.
 
-    It has the execution options too, such as a `schema_translate_map`, but for the isolation level: a claim that
-    commits each of its statements is none.
+    It has the execution options too, as far as they are `carried`.
     """
-    options = {name: value for name, value in engine.get_execution_options().items() if name != "isolation_level"}
     twin = Engine(
         engine.pool.recreate(),
         engine.dialect,
         engine.url,
-        execution_options=options,
+        execution_options=carried(engine.get_execution_options()),
         hide_parameters=engine.hide_parameters,
     )
+    _prepare_deadlines(twin)
     return sqlite.configure_like(twin, engine) if twin.dialect.name == "sqlite" else twin
 
 
@@ -115,7 +159,7 @@ def listening_engine(engine: Engine, url: str | None) -> Engine | None:
     if engine.dialect.name != "postgresql":
         return None
     if url is not None:
-        return create_engine(make_url(url).set(drivername=_SYNC_DRIVERS["postgresql"]), poolclass=NullPool)
+        return create_engine(for_driver(make_url(url), _SYNC_DRIVERS), poolclass=NullPool)
     return sibling(engine) if engine.dialect.driver == "psycopg" else None
 
 
@@ -129,12 +173,24 @@ NETWORK_DEADLINES = {
 """What libpq is told for a worker's own connections where the URL does not say otherwise (manual, section 34.1.2)."""
 
 _connecting = threading.local()
+_preparing = threading.Lock()
+
+
+def _prepare_deadlines(engine: Engine) -> None:
+    """Let `connect` set deadlines on connections of this engine.
+
+    The event belongs to the dialect, which the user's engine and all its siblings share, so once is enough; and it is
+    not to change while one of them connects, which goes through its listeners.
+    """
+    if engine.dialect.driver == "psycopg":
+        with _preparing:
+            if not event.contains(engine.dialect, "do_connect", _add_deadlines):
+                event.listen(engine.dialect, "do_connect", _add_deadlines)
 
 
 def connect(engine: Engine) -> Connection:
     """A connection that fails, rather than waits for ever, when the network or the server falls silent."""
-    if engine.dialect.driver == "psycopg" and not event.contains(engine, "do_connect", _add_deadlines):
-        event.listen(engine, "do_connect", _add_deadlines)
+    _prepare_deadlines(engine)
     _connecting.has_deadlines = True
     try:
         return engine.connect()
@@ -256,6 +312,8 @@ class Reserved:
         """Close the connection; another transaction would make another."""
         with self._guard:
             connection, self._connection = self._connection, None
+            if connection is not None and self._busy_since is not None and _shut_down(connection):
+                connection = None  # the thread that waits for it finds it broken; to close it here would wait as well
         if connection is not None:
             connection.close()
         self._engine.dispose()

@@ -28,15 +28,30 @@ from .exc import OptionError, SqliteSetupError, SqliteSetupWarning
 BUSY_TIMEOUT = timedelta(seconds=30)
 """How long a transaction waits for another one's write lock before it fails."""
 
-_SETUP = "brooq_sqlite_setup"
+BEGIN_OPTION = "brooq_begin"
+"""The execution option that says how transactions begin."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How an engine was set up."""
+    """How an engine is set up: a listener to its pool's new connections.
+
+    There it is found by whatever shares the pool or has a copy of it: the engines that ``execution_options`` makes, and
+    the pools that a dispose or a sibling makes anew.
+    """
 
     busy_timeout: timedelta = BUSY_TIMEOUT
     wal: bool = True
+
+    def __call__(self, dbapi_connection: Any, _record: Any) -> None:
+        """Take a new connection's transactions over from the driver."""
+        _use_legacy_control(dbapi_connection)
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {int(self.busy_timeout.total_seconds() * 1000)}")
+        if self.wal:
+            _set_wal(cursor, self.busy_timeout)
+        cursor.close()
 
 
 def configure(engine: Any, *, busy_timeout: timedelta = BUSY_TIMEOUT, wal: bool = True) -> Any:
@@ -60,32 +75,52 @@ def configure(engine: Any, *, busy_timeout: timedelta = BUSY_TIMEOUT, wal: bool 
     sync_engine: Engine = getattr(engine, "sync_engine", engine)
     if sync_engine.dialect.name != "sqlite":
         raise OptionError(f"The engine is on {sync_engine.dialect.name}. Only SQLite needs to be configured.")
-    if is_configured(sync_engine):
-        return engine
-
-    def take_over(dbapi_connection: Any, _record: Any) -> None:
-        dbapi_connection.isolation_level = None
-        cursor = dbapi_connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {int(busy_timeout.total_seconds() * 1000)}")
-        if wal:
-            _set_wal(cursor, busy_timeout)
-        cursor.close()
-
-    event.listen(sync_engine, "connect", take_over)
-    event.listen(sync_engine, "begin", _begin)
-    setattr(sync_engine, _SETUP, Setup(busy_timeout, wal))
+    if setup_of(sync_engine) is None:
+        event.listen(sync_engine, "connect", Setup(busy_timeout, wal))
+    if not is_configured(sync_engine):
+        event.listen(_original(sync_engine), "begin", _begin)
     return engine
 
 
 def configure_like(engine: Engine, model: Engine) -> Engine:
     """The engine, set up as `model` is, or by the defaults if that is not."""
-    setup: Setup = getattr(model, _SETUP, Setup())
+    setup = setup_of(model) or Setup()
     configure(engine, busy_timeout=setup.busy_timeout, wal=setup.wal)
     return engine
 
 
 def is_configured(engine: Engine) -> bool:
-    return hasattr(engine, _SETUP)
+    """Whether the engine's transactions begin as jobs need them."""
+    return _begin in list(engine.dispatch.begin)
+
+
+def setup_of(engine: Engine) -> Setup | None:
+    """How the engine's connections are set up; None if they are as the driver makes them."""
+    return next((listener for listener in engine.pool.dispatch.connect if isinstance(listener, Setup)), None)
+
+
+def _original(engine: Engine) -> Engine:
+    """The engine whose pool this one uses: itself, or the one that ``execution_options`` was called on."""
+    while (proxied := getattr(engine, "_proxied", None)) is not None:
+        engine = proxied
+    return engine
+
+
+def _use_legacy_control(dbapi_connection: Any) -> None:
+    """Have nobody but us begin transactions, even if the connection was made with ``autocommit=False`` (PEP 249)."""
+    legacy = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", None)
+    if legacy is None:  # before Python 3.12
+        return
+
+    def change(connection: Any) -> None:
+        connection.autocommit = legacy
+        connection.rollback()  # the transaction that was open from the start
+
+    driver_connection = dbapi_connection.driver_connection if hasattr(dbapi_connection, "run_async") else None
+    if driver_connection is None:
+        change(dbapi_connection)
+    else:  # aiosqlite, whose connection may be used on its own thread alone
+        dbapi_connection.run_async(lambda connection: connection._execute(change, connection._conn))
 
 
 def _set_wal(cursor: Any, patience: timedelta) -> None:
@@ -109,7 +144,7 @@ def _set_wal(cursor: Any, patience: timedelta) -> None:
 def _begin(connection: Connection) -> None:
     options = connection.get_execution_options()
     if options.get("isolation_level") != "AUTOCOMMIT":
-        connection.exec_driver_sql(f"BEGIN {options.get('brooq_begin', 'IMMEDIATE')}")
+        connection.exec_driver_sql(f"BEGIN {options.get(BEGIN_OPTION, 'IMMEDIATE')}")
 
 
 def check_transaction(connection: Connection) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData, Table, create_engine, event, select, text
+from sqlalchemy import MetaData, Table, create_engine, event, make_url, select, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError, StatementError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -17,6 +17,7 @@ from brooq_sa import sqlite as sqlite_setup
 from brooq_sa.engines import (
     Reserved,
     async_engine,
+    for_driver,
     is_about_rows,
     is_passing,
     is_refused,
@@ -149,6 +150,16 @@ class TestSibling:
         twin.dispose()
         engine.dispose()
 
+    def test_an_engine_is_listened_to_once(self, db: Database) -> None:
+        """However many workers are made on an engine, one listener is added to it, and none while it connects."""
+        made = [Reserved(db.engine) for _ in range(5)]
+        before = len(list(db.engine.dialect.dispatch.do_connect))
+        for each in made:
+            with each.transaction() as connection:
+                assert connection.scalar(text("SELECT 1")) == 1
+            each.close()
+        assert before == len(list(db.engine.dialect.dispatch.do_connect)) <= 1
+
     def test_an_unconfigured_engine_has_a_configured_sibling(self, sqlite: Database) -> None:
         """On SQLite the worker's transactions begin as they must, and the application's engine stays as it was."""
         engine = create_engine(sqlite.url)
@@ -186,6 +197,39 @@ class TestSyncAndAsync:
             return int(found)
 
         assert asyncio.run(count()) == 0
+
+    @pytest.mark.parametrize("to_async", [False, True])
+    def test_execution_options_come_along(self, db: Database, to_async: bool) -> None:
+        """A map of schemas holds for engines of the other kind too; an isolation level and a BEGIN do not."""
+        options = {"schema_translate_map": {"tenant": None}, "isolation_level": "AUTOCOMMIT", "brooq_begin": "DEFERRED"}
+        if to_async:
+            derived = async_engine(create_engine(db.url).execution_options(**options)).sync_engine
+        else:
+            derived = sync_engine(create_async_engine(async_url(db)).execution_options(**options))
+        assert dict(derived.get_execution_options()) == {"schema_translate_map": {"tenant": None}}
+        derived.dispose()
+
+    @pytest.mark.parametrize(
+        "given, expected",
+        [
+            ("postgresql+asyncpg://me:word@there/jobs", "postgresql+psycopg://me:word@there/jobs"),
+            ("postgresql+asyncpg://there/jobs?ssl=require", "postgresql+psycopg://there/jobs?sslmode=require"),
+            ("postgresql+asyncpg:///jobs?host=a:1&host=b:2", "postgresql+psycopg:///jobs?host=a:1&host=b:2"),
+            ("postgresql+psycopg2://there/jobs?sslmode=allow", "postgresql+psycopg://there/jobs?sslmode=allow"),
+            ("sqlite+aiosqlite:///jobs.sqlite?timeout=3", "sqlite:///jobs.sqlite?timeout=3"),
+        ],
+    )
+    def test_a_url_for_another_driver(self, given: str, expected: str) -> None:
+        """The arguments of a URL are put in the terms of the driver that the worker uses."""
+        made = for_driver(make_url(given), {"postgresql": "postgresql+psycopg", "sqlite": "sqlite"})
+        assert made == make_url(expected)
+
+    @pytest.mark.parametrize("argument", ["ssl=true", "command_timeout=60", "statement_cache_size=0"])
+    def test_arguments_that_one_driver_knows_are_refused(self, argument: str) -> None:
+        """What psycopg has no counterpart for is named, with the next step, before anything connects."""
+        url = make_url(f"postgresql+asyncpg://there/jobs?{argument}")
+        with pytest.raises(UsageError, match=rf"psycopg.*: {argument.partition('=')[0]}\. Give a sync Engine"):
+            for_driver(url, {"postgresql": "postgresql+psycopg"})
 
     def test_an_async_engine_serves_two_loops(self, db: Database) -> None:
         """Connections that the application's event loop has pooled are never used on the worker's."""

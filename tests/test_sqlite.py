@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from apps.embedding import put_many
 from apps.sharing import EFFECTS, Quick
@@ -18,6 +23,8 @@ from brooq_sa import enqueue_many
 from brooq_sa import sqlite as sqlite_setup
 from brooq_sa.engines import async_engine, sibling, sync_engine
 from brooq_sa.store import JobStore
+from brooq_sa.worker.child import Sessions
+from brooq_sa.worker.processes import setup_for
 from databases import JOB, Database
 from processes import Child, Processes
 from waiting import wait_until
@@ -57,7 +64,7 @@ class TestSetup:
         path = plain_file(tmp_path / "plain.sqlite")
         engine = sqlite_setup.configure(create_engine(f"sqlite:///{path}"), busy_timeout=7 * SECOND, wal=False)
         derived = derive(engine)
-        assert getattr(derived, sqlite_setup._SETUP) == sqlite_setup.Setup(7 * SECOND, False)
+        assert sqlite_setup.setup_of(derived) == sqlite_setup.Setup(7 * SECOND, False)
         if derived.driver == "pysqlite":
             assert (pragma(derived, "busy_timeout"), pragma(derived, "journal_mode")) == (7000, "delete")
         derived.dispose()
@@ -70,6 +77,92 @@ class TestSetup:
         derived = sync_engine(engine)
         assert pragma(derived, "journal_mode") == "delete"
         derived.dispose()
+
+    @pytest.mark.parametrize("derive", [lambda engine: engine, sibling, sync_engine])
+    @pytest.mark.parametrize("configured_last", [False, True], ids=["engine", "options"])
+    def test_engines_with_execution_options_share_it(
+        self, tmp_path: Path, derive: Callable[[Engine], Engine], configured_last: bool
+    ) -> None:
+        """An engine with execution options is one with the engine it is made from: set up once, and alike."""
+        path = plain_file(tmp_path / "plain.sqlite")
+        engine = create_engine(f"sqlite:///{path}")
+        if not configured_last:
+            sqlite_setup.configure(engine, wal=False)
+        optional = engine.execution_options(schema_translate_map={"tenant": None})
+        if configured_last:
+            sqlite_setup.configure(optional, wal=False)
+        sqlite_setup.configure(optional)
+        for each in (engine, derive(optional)):
+            assert begun_by(each) == ["BEGIN IMMEDIATE"]
+            assert pragma(each, "journal_mode") == "delete"
+            each.dispose()
+            assert begun_by(each) == ["BEGIN IMMEDIATE"]
+            assert pragma(each, "journal_mode") == "delete"
+            each.dispose()
+
+    def test_a_sibling_begins_as_jobs_need_it(self, tmp_path: Path) -> None:
+        """An application's engine for reading has siblings for writing."""
+        path = plain_file(tmp_path / "plain.sqlite")
+        reading = sqlite_setup.configure(create_engine(f"sqlite:///{path}")).execution_options(brooq_begin="DEFERRED")
+        twin = sibling(reading)
+        assert (begun_by(reading), begun_by(twin)) == (["BEGIN DEFERRED"], ["BEGIN IMMEDIATE"])
+        reading.dispose()
+        twin.dispose()
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_child_processes_too(self, tmp_path: Path, is_async: bool) -> None:
+        """What the application chose for its engine reaches the handlers of isolation="process"."""
+        path = plain_file(tmp_path / "plain.sqlite")
+        engine: Any = (
+            create_async_engine(f"sqlite+aiosqlite:///{path}") if is_async else create_engine(f"sqlite:///{path}")
+        )
+        sqlite_setup.configure(engine, busy_timeout=7 * SECOND, wal=False)
+        reading = engine.execution_options(brooq_begin="DEFERRED", schema_translate_map={"tenant": None})
+        setup = setup_for([], reading, None, None)
+        sessions = Sessions(pickle.loads(pickle.dumps(setup)))
+        childs = sessions._engine
+        assert (pragma(childs, "busy_timeout"), pragma(childs, "journal_mode")) == (7000, "delete")
+        assert dict(childs.get_execution_options()) == {"schema_translate_map": {"tenant": None}}
+        assert sqlite_setup.setup_of(sessions._async_engine.sync_engine) == sqlite_setup.Setup(7 * SECOND, False)
+        childs.dispose()
+
+    @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has autocommit from Python 3.12 on")
+    @pytest.mark.parametrize("is_async", [False, True])
+    @pytest.mark.parametrize("derive", [lambda engine: engine, sibling])
+    def test_connections_of_pep_249(self, tmp_path: Path, is_async: bool, derive: Callable[[Engine], Engine]) -> None:
+        """An engine whose connections are always in a transaction begins, commits and rolls back like any other."""
+        path = plain_file(tmp_path / "plain.sqlite")
+        arguments: Any = {"connect_args": {"autocommit": False}}
+
+        def use(engine: Engine) -> None:
+            assert begun_by(engine) == ["BEGIN IMMEDIATE"]
+            with engine.begin() as connection:
+                connection.execute(text("INSERT INTO effect VALUES (1)"))
+            with engine.connect() as connection:
+                with connection.begin_nested():
+                    connection.execute(text("INSERT INTO effect VALUES (2)"))
+                connection.rollback()
+                assert connection.scalars(text("SELECT number FROM effect")).all() == [1]
+            engine.dispose()
+
+        async def use_async() -> None:
+            engine = sqlite_setup.configure(create_async_engine(f"sqlite+aiosqlite:///{path}", **arguments))
+            await greenlet_spawn(use, derive(engine.sync_engine))
+
+        if is_async:
+            asyncio.run(use_async())
+        else:
+            engine = create_engine(f"sqlite:///{path}", **arguments)
+            use(derive(sqlite_setup.configure(engine) if derive is not sibling else engine))
+
+
+def begun_by(engine: Engine) -> list[str]:
+    """What an engine's transaction begins with."""
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+    return statements[: statements.index("SELECT 1")]
 
 
 class LockedFile:

@@ -37,12 +37,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from .. import sqlite
 from ..claims import AsyncClaim, Claim, _Claim
-from ..engines import async_engine, sync_engine
+from ..engines import async_engine, carried, sync_engine
 from ..exc import UsageError
 from ..kinds import Kind, Policy
 from ..outcomes import after
@@ -86,6 +86,7 @@ class Setup(NamedTuple):
         url: of the database, password included.
         is_async: whether the parent's engine is an AsyncEngine.
         execution_options: of the parent's engine.
+        sqlite_setup: of the parent's engine, if it has one.
         session_factory, async_session_factory: as "module:name"; None is a plain session on an engine of the child's.
         log_level: of the parent's root logger, if it has a handler.
     """
@@ -94,6 +95,7 @@ class Setup(NamedTuple):
     url: str
     is_async: bool
     execution_options: Mapping[str, Any]
+    sqlite_setup: sqlite.Setup | None
     session_factory: str | None
     async_session_factory: str | None
     kinds: tuple[Reference, ...]
@@ -375,8 +377,7 @@ class Sessions:
 
     @cached_property
     def _engine(self) -> Engine:
-        engine = sync_engine(self._made)
-        return sqlite.configure(engine) if engine.dialect.name == "sqlite" else engine
+        return sync_engine(self._made)
 
     @cached_property
     def _async_engine(self) -> Any:
@@ -385,6 +386,12 @@ class Sessions:
     @cached_property
     def _made(self) -> Any:
         options = dict(self._setup.execution_options)
+        if make_url(self._setup.url).get_backend_name() != "sqlite":
+            return self._make(options)
+        setup = self._setup.sqlite_setup or sqlite.Setup()
+        return sqlite.configure(self._make(carried(options)), busy_timeout=setup.busy_timeout, wal=setup.wal)
+
+    def _make(self, options: dict[str, Any]) -> Any:
         if not self._setup.is_async:
             return create_engine(self._setup.url, execution_options=options)
         from sqlalchemy.ext.asyncio import create_async_engine

@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from .. import sqlite
 from ..durations import format_duration
 from ..exc import PreserveAttempt, UsageError
 from ..kinds import Kind, described
@@ -470,6 +471,7 @@ def setup_for(
         url=sync.url.render_as_string(hide_password=False),
         is_async=sync is not engine,
         execution_options=dict(sync.get_execution_options()),
+        sqlite_setup=sqlite.setup_of(sync) if sync.dialect.name == "sqlite" else None,
         session_factory=session_factory,
         async_session_factory=async_session_factory,
         kinds=tuple(reference_to(kind) for kind in kinds),

@@ -63,6 +63,12 @@ class Worker:
 
     Building it starts no thread and opens no connection.
 
+    The worker's own connections are made as the engine makes them. Where it must make an engine of another kind (from
+    an AsyncEngine for itself and for ``def`` handlers, from an Engine for ``async def`` ones, and in child processes),
+    it has the URL and the execution options to go by, and on SQLite what `brooq_sa.sqlite.configure` was told:
+    ``connect_args``, the pool's settings, an ``isolation_level`` and listeners to events are not carried over. Put what
+    matters into the URL, or give session factories; and a sync Engine, if the worker's own connections need it.
+
     Args:
         engine: where the jobs are, an Engine or an AsyncEngine. Handlers' sessions take their connections from it; the
             worker's own three are apart.
