@@ -168,10 +168,10 @@ class TestAKilledWorker:
 class TestDraining:
     def test_running_jobs_are_finished(self, db: Database, start_worker: StartWorker) -> None:
         """On SIGTERM a worker finishes what it runs, renewing its leases meanwhile, and ends with 0 (T6, T4)."""
-        draining = start_worker("--workers=2", "--lease=1s", "--grace=20s")
+        draining = start_worker("--workers=2", "--lease=1500ms", "--grace=20s")
         put_many(db, [Slow(number=number, seconds=2.5) for number in range(2)])
         wait_until(lambda: len(runs(db)) == 2, what="both running")
-        idle = start_worker("--workers=2", "--lease=1s", "--reaper-period=50ms")
+        idle = start_worker("--workers=2", "--lease=1500ms", "--reaper-period=50ms")
         draining.send(signal.SIGTERM)
         put(db, Quick(number=9))
         assert draining.wait() == 0
