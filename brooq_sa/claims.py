@@ -25,7 +25,7 @@ from .exc import LeaseLost, PreserveAttempt, UsageError
 from .failure import causes, signal_in
 from .jobs import JobBase, NewJob, RawJob
 from .outcomes import done
-from .session import NewRow, check_new, put
+from .session import NewRow, check_new, connection_for, put
 from .states import StopCause
 from .store import Claimed, Holding, JobStore
 
@@ -212,12 +212,12 @@ class _Claim(Generic[S]):
         Raises:
             LeaseLost: the claim does not hold the job any more.
         """
-        _refuse_autocommit(session.connection(bind_arguments={"clause": self._store.table}))
+        _refuse_autocommit(connection_for(session, self._store.table))
         session.flush()
         for row in self._chained:
-            put(session.connection(bind_arguments={"clause": row.table}), row)
+            put(connection_for(session, row.table), row)
         # Last, so that the row is locked for as short a time as can be.
-        connection = session.connection(bind_arguments={"clause": self._store.table})
+        connection = connection_for(session, self._store.table)
         if self._is_lost or not self._store.settle(connection, self.worker, [done(self._holding)]):
             raise LeaseLost(f"Job {self.id} is no longer held by attempt {self.attempt} of {self.worker}.")
 

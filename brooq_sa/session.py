@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import msgspec
-from sqlalchemy import Connection, Table
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Table, Update
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session as _Session
 from sqlalchemy.orm import scoped_session
 from uuid_utils.compat import uuid7
@@ -101,7 +102,8 @@ def enqueue(
 
     Raises:
         PayloadError: a value in the job cannot be carried. Nothing was sent; the transaction is as usable as before.
-        OptionError: an option breaks its rule, or `session` is none of the above. Likewise.
+        OptionError: an option breaks its rule, or `session` is none of the above or has no engine for the job table.
+            Likewise.
         SchemaError: the database has no job table.
         AccessError: the role may not put jobs into it.
         SqliteSetupError: a SQLite engine whose transactions would not hold the job; see `brooq_sa.sqlite`.
@@ -246,7 +248,28 @@ def _connection(target: Any, table: Table) -> Connection:
             f"{target!r:.200} is no session. Give a Session, scoped_session or Connection, or their async counterparts."
         )
     session.flush()
-    return session.connection(bind_arguments={"clause": table})
+    return connection_for(session, table)
+
+
+def connection_for(session: _Session, table: Table) -> Connection:
+    """The connection that the session's transaction has, or gets, for writing to the table.
+
+    Raises:
+        OptionError: the session has no engine for it.
+    """
+    try:
+        return session.connection(bind_arguments={"clause": _write(table)})
+    except UnboundExecutionError as error:
+        raise OptionError(
+            f"The session has no engine for table {table.fullname!r}. Give it one, as"
+            " Session(binds={AppJob.__table__: engine}), where AppJob is the base of your jobs."
+        ) from error
+
+
+@cache
+def _write(table: Table) -> Update:
+    # Sessions with several engines route by the statement (`Session.get_bind`): a bare table would be read somewhere.
+    return table.update()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, create_engine, text
+from sqlalchemy import Delete, MetaData, Update, create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -319,6 +319,25 @@ def test_a_session_factory(db: Database) -> None:
     put(db, job())
     work_off(db, job, session_factory=lambda: Own(db.engine))
     assert (words(db), len(closed)) == (["own"], 1)
+
+
+def test_a_session_that_routes_its_writes(db: Database) -> None:
+    """A claim's session that reads from one database and writes to another completes the job where it writes."""
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **others: Any) -> Any:
+            assert self._flushing or isinstance(clause, Update | Delete)
+            return db.engine
+
+    def run(self: Any, claim: Any) -> None:
+        claim.session.add(Note(word=str(self.number)))
+        if self.number == 0:
+            claim.chain(type(self)(number=1))
+
+    job = job_class(run)
+    put(db, job(number=0))
+    work_off(db, job, session_factory=Routing)
+    assert (db.states(), words(db)) == (["done", "done"], ["0", "1"])
 
 
 def test_an_async_session_factory(db: Database) -> None:

@@ -12,7 +12,7 @@ import flask
 import flask_sqlalchemy
 import pytest
 import sqlmodel
-from sqlalchemy import ForeignKey, MetaData, create_engine, inspect
+from sqlalchemy import Delete, ForeignKey, MetaData, Update, UpdateBase, create_engine, inspect
 from sqlalchemy.exc import IntegrityError, ResourceClosedError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
@@ -26,11 +26,13 @@ from brooq_sa import (
     RawJob,
     SchemaError,
     State,
+    cancel,
     enqueue,
     enqueue_many,
+    retry,
 )
 from brooq_sa.schema import LATEST
-from conformance.samples import Email, Urgent, put
+from conformance.samples import AppJob, Email, Urgent, put
 from databases import Database, make_engine
 
 
@@ -144,6 +146,34 @@ def test_what_the_session_holds_is_written_first(db: Database) -> None:
         enqueue(session, Email())
         assert author.id is not None
         session.add(Book(author_id=author.id))
+
+
+@pytest.mark.parametrize("writes", [Update | Delete, UpdateBase], ids=["update or delete", "any"])
+def test_a_session_that_routes_its_writes(db: Database, writes: Any) -> None:
+    """A session that sends writes to one database and reads to another puts jobs into the former."""
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **others: Any) -> Any:
+            if self._flushing or isinstance(clause, writes):
+                return db.engine
+            raise AssertionError(f"{clause} was taken for a read")
+
+    with Routing() as session:
+        enqueued = [enqueue(session, Email()), *enqueue_many(session, [Email(), Urgent()])]
+        assert cancel(session, AppJob, enqueued[0].id) == "canceled"
+        assert retry(session, AppJob, enqueued[0].id) == "retried"
+        session.commit()
+    assert db.states() == ["pending"] * 3
+
+
+def test_a_session_without_one_engine_needs_the_tables(db: Database) -> None:
+    """A session whose engines go by table is told to name that of the jobs."""
+    with Session(binds={Author: db.engine}) as session, pytest.raises(OptionError, match=r"'job'.*binds=\{AppJob\.__"):
+        enqueue(session, Email())
+    with Session(binds={Author: db.engine, AppJob.__table__: db.engine}) as session:
+        enqueue(session, Email())
+        session.commit()
+    assert db.states() == ["pending"]
 
 
 def test_a_failing_flush_sends_no_job(db: Database) -> None:
