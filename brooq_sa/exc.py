@@ -77,10 +77,10 @@ class SchemaError(BrooqError):
 
 
 class AccessError(BrooqError):
-    """The database role lacks a privilege on the table.
+    """The database role lacks a privilege on the table, or its updates are kept out.
 
     Attributes:
-        grants: the statements that give it what it needs.
+        grants: the statements that give it what it needs; empty where it lacks none.
     """
 
     def __init__(self, message: str, grants: Sequence[str]) -> None:

@@ -17,12 +17,16 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Executable, Table
 
 from . import wake
+from .exc import AccessError
 from .schema import PRIORITIES
 from .statements import claim, enqueue, lease, operate, settle, upkeep
 from .states import CancelResult, RetryResult, State
 
 TOO_MANY_CRASHES = "parked: its worker crashed while it ran, as often as max_crashes allows"
 """The `last_error` of a job that kept killing its worker."""
+
+_ROUNDS = 10
+"""How often a move that met no row is tried again, since the job may have changed in between."""
 
 Holding = tuple[uuid.UUID, int]
 """A job's id and the attempt that holds it: what a fence is about."""
@@ -252,8 +256,12 @@ class JobStore:
         return list(connection.execute(upkeep.purge_these(self.table), {"ids": list(job_ids)}).scalars())
 
     def cancel(self, connection: Connection, job_id: uuid.UUID) -> CancelResult:
-        """Cancel a job that waits or is leased."""
-        while True:
+        """Cancel a job that waits or is leased.
+
+        Raises:
+            AccessError: the database keeps the job as it is.
+        """
+        for _ in range(_ROUNDS):
             if self._moved(connection, operate.cancel_waiting(self.table), job_id):
                 return CancelResult.CANCELED
             if self._moved(connection, operate.cancel_processing(self.table), job_id):
@@ -267,10 +275,15 @@ class JobStore:
                     return CancelResult.TOO_LATE
                 case _:
                     continue  # it changed hands between the two statements
+        raise self._kept(connection, job_id, "canceled")
 
     def retry(self, connection: Connection, job_id: uuid.UUID) -> RetryResult:
-        """Send a failed, dead or canceled job round again, now."""
-        while True:
+        """Send a failed, dead or canceled job round again, now.
+
+        Raises:
+            AccessError: the database keeps the job as it is.
+        """
+        for _ in range(_ROUNDS):
             if self._moved(connection, operate.retry(self.table), job_id):
                 notify(connection, self.table, wake.JOBS)
                 wake.tell_of_jobs(connection, self.table)
@@ -284,6 +297,15 @@ class JobStore:
                     return RetryResult.NOT_NEEDED
                 case _:
                     continue
+        raise self._kept(connection, job_id, "retried")
+
+    def _kept(self, connection: Connection, job_id: uuid.UUID, moved: str) -> AccessError:
+        state = self._state(connection, job_id)
+        return AccessError(
+            f"Job {job_id} could not be {moved}: {_ROUNDS} updates changed no row, and it is {state or 'gone'}. Look"
+            f" for a trigger or a row security policy on table {self.table.fullname!r} that keeps updates out.",
+            (),
+        )
 
     @staticmethod
     def _moved(connection: Connection, statement: Executable, job_id: uuid.UUID) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import text
 
-from brooq_sa import CancelResult, RetryResult, State, cancel, retry
+from brooq_sa import AccessError, CancelResult, RetryResult, State, cancel, retry
 from conformance.samples import AppJob, claim, claim_one, ended, finish, put_one, settle
 from databases import Database
 
@@ -116,3 +118,24 @@ def test_a_retried_job_keeps_its_key(db: Database) -> None:
     finish(db, State.DEAD)
     assert do_retry(db, job_id) == RetryResult.RETRIED
     assert db.row()["idempotency_key"] == "key"
+
+
+STUBBORN = {
+    "postgresql": (
+        "CREATE FUNCTION stay() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER stay BEFORE UPDATE ON job FOR EACH ROW EXECUTE FUNCTION stay()",
+    ),
+    "sqlite": ("CREATE TRIGGER stay BEFORE UPDATE ON job BEGIN SELECT RAISE(IGNORE); END",),
+}
+
+
+@pytest.mark.parametrize("state, move", [(State.PENDING, cancel), (State.PROCESSING, cancel), (State.FAILED, retry)])
+def test_rows_that_the_database_keeps_as_they_are(db: Database, state: State, move: Callable[..., object]) -> None:
+    """Where a trigger lets no update through, a move gives up and says where to look."""
+    job_id = bring_to(db, state)
+    with db.engine.connect() as connection:
+        for statement in STUBBORN[db.name]:
+            connection.execute(text(statement))
+        with pytest.raises(AccessError, match=rf"{job_id} could not be .* it is {state}\. Look for a trigger"):
+            move(connection, AppJob, job_id)
+        connection.rollback()
