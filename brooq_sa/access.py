@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,7 +45,12 @@ def is_denied(error: DBAPIError, table: Table) -> bool:
     """Whether the database complains that the role lacks a privilege on the table, or on the schema that it lies in."""
     state = getattr(error.orig, "sqlstate", getattr(error.orig, "pgcode", None))
     said = _first_line(error)
-    return state == DENIED and (table.name in said or (table.schema is not None and table.schema in said))
+    return state == DENIED and any(names(said, name) for name in (table.name, table.schema) if name is not None)
+
+
+def names(text: str, name: str) -> bool:
+    """Whether a message names it: as a word of its own or in quotes, and not as a part of a longer name."""
+    return re.search(rf"""(?:^|[\s'"«„“‘]){re.escape(name)}(?:$|[\s'"»“”’])""", text) is not None
 
 
 def grants(privileges: tuple[str, ...], table: Table, dialect: Dialect, role: str | None) -> tuple[str, ...]:

@@ -517,7 +517,7 @@ def explained(connection: Connection, table: Table, privileges: tuple[str, ...])
         with access.demanding(privileges, table, connection.dialect, connection.engine.url):
             yield
     except DBAPIError as error:
-        if is_missing_table(error, table):
+        if is_missing_table(error, table, connection):
             raise SchemaError(
                 f"The database has no table {table.fullname!r}. Run 'alembic upgrade brooq@head', or 'brooq-sa migrate"
                 " upgrade' if you do not use Alembic; if it lies elsewhere, give the base its schema= and table_name=."
@@ -525,9 +525,13 @@ def explained(connection: Connection, table: Table, privileges: tuple[str, ...])
         raise
 
 
-def is_missing_table(error: DBAPIError, table: Table) -> bool:
-    """Whether the database complains that this very table is missing."""
-    text = str(error.orig)
-    if getattr(error.orig, "sqlstate", getattr(error.orig, "pgcode", None)) == "42P01":
-        return table.name in text
-    return text.startswith("no such table") and table.name in text
+def is_missing_table(error: DBAPIError, table: Table, connection: Connection) -> bool:
+    """Whether the database complains that this very table is missing, in the schema that is meant in its place."""
+    said = str(error.orig).partition("\n")[0]
+    state = getattr(error.orig, "sqlstate", getattr(error.orig, "pgcode", None))
+    if state != "42P01" and not said.startswith("no such table"):
+        return False
+    mapped = connection.get_execution_options().get("schema_translate_map") or {}
+    schema = mapped.get(table.schema, table.schema)
+    possible = [f"{schema or connection.dialect.default_schema_name}.{table.name}"]
+    return any(access.names(said, name) for name in (possible if schema else [table.name, *possible]))

@@ -189,6 +189,18 @@ def test_viewer(town: Town) -> None:
     assert (result.exit_code, "GRANT SELECT, INSERT ON jobs.job TO app_viewer;" in result.stderr) == (1, True)
 
 
+def test_another_table_that_is_denied(town: Town) -> None:
+    """That a trigger's table is denied is not taken for a denial of the job table, whatever it is called (M3)."""
+    town.run(
+        "CREATE TABLE jobs.job_audit (x int);"
+        "CREATE FUNCTION jobs.audit() RETURNS trigger LANGUAGE plpgsql"
+        " AS 'BEGIN INSERT INTO jobs.job_audit VALUES (1)\\; RETURN NULL\\; END';"
+        "CREATE TRIGGER audit AFTER INSERT ON jobs.job FOR EACH ROW EXECUTE FUNCTION jobs.audit()"
+    )
+    with town.of("app_producer").connect() as connection, pytest.raises(ProgrammingError, match="job_audit"):
+        enqueue(connection, Work())
+
+
 @pytest.mark.parametrize("key", [None, "a"])
 @pytest.mark.parametrize("missing", ["schema", "table", "insert"])
 def test_what_is_told_to_grant_is_enough(town: Town, missing: str, key: str | None) -> None:

@@ -12,8 +12,8 @@ import flask
 import flask_sqlalchemy
 import pytest
 import sqlmodel
-from sqlalchemy import Delete, ForeignKey, MetaData, Update, UpdateBase, create_engine, inspect
-from sqlalchemy.exc import IntegrityError, ResourceClosedError
+from sqlalchemy import Delete, ForeignKey, MetaData, Update, UpdateBase, create_engine, inspect, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, ResourceClosedError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import brooq_sa
@@ -393,6 +393,50 @@ def test_a_missing_table_says_how_to_migrate(make_pg_database: Callable[[], str]
             send(connection)
     assert inspect(engine).get_table_names() == []
     engine.dispose()
+
+
+AUDITING = {
+    "postgresql": (
+        "CREATE SCHEMA audit",
+        """CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql
+        AS 'BEGIN INSERT INTO {table} VALUES (1); RETURN NULL; END'""",
+        "CREATE TRIGGER audit AFTER INSERT ON job FOR EACH ROW EXECUTE FUNCTION audit()",
+    ),
+    "sqlite": ("CREATE TRIGGER audit AFTER INSERT ON job BEGIN INSERT INTO {table} VALUES (1); END",),
+}
+
+
+@pytest.mark.parametrize("table", ["job_audit", "audit.job"])
+def test_another_table_that_is_missing(db: Database, table: str) -> None:
+    """That a trigger's table is missing is not taken for a missing job table, however alike the names are."""
+    if db.name == "sqlite" and "." in table:
+        table = "jobs"  # a trigger cannot name a schema there
+    with db.engine.connect() as connection:
+        for statement in AUDITING[db.name]:
+            connection.execute(text(statement.format(table=table)))
+        with pytest.raises(DBAPIError, match=table):
+            enqueue(connection, Email())
+        connection.rollback()
+
+
+@pytest.mark.parametrize("meant", [None, "jobs"])
+def test_a_missing_table_in_the_schema_that_is_meant(db: Database, meant: str | None) -> None:
+    """With a map of schemas, it is the table of the mapped one that is missing."""
+    if db.name == "sqlite" and meant:
+        meant = "main"
+    engine = db.engine.execution_options(schema_translate_map={"tenant": meant})
+
+    class Tenants(JobBase):
+        schema = "tenant"
+        table_name = "job_of_tenants"
+        metadata = MetaData()
+
+    with engine.connect() as connection:
+        if meant == "jobs":
+            connection.execute(text("CREATE SCHEMA jobs"))
+        with pytest.raises(SchemaError):
+            enqueue(connection, RawJob("x", None, Tenants))
+        connection.rollback()
 
 
 def test_other_databases_are_refused() -> None:
