@@ -17,7 +17,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -27,6 +27,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session
 
+from . import access
 from .backoff import backoff
 from .claims import Claim
 from .engines import Reserved, is_passing, is_refused, sibling, sync_engine
@@ -36,6 +37,7 @@ from .jobs import JobBase, decode
 from .kinds import KindOptions, Policy, check_topic
 from .log import get_logger, log_event
 from .outcomes import Redact, after, done, released, without_text
+from .session import explained
 from .settings import WorkerSettings
 from .states import StopCause
 from .store import Claimed, JobStore, Outcome
@@ -85,7 +87,7 @@ def consume(
     redact: Redact | None = None,
     sleep: Callable[[float], object] = time.sleep,
     **changes: Any,
-) -> Iterator[ConsumedClaim]:
+) -> Generator[ConsumedClaim, None, None]:
     """Claims of due jobs, one after the other, in order.
 
     Nothing is started and no connection opened before the first is asked for. Leaving the loop ends it all; an
@@ -103,6 +105,7 @@ def consume(
         SettingsError: with every problem of the settings.
         OptionError: a topic is malformed.
         UsageError: no topics, a database that jobs do not live in; in the loop, a claim that was not entered.
+        SchemaError, AccessError: in the loop, the database has no job table, or the role may not work in it.
     """
     if isinstance(topics, str):
         raise UsageError(f"topics is {topics!r}. Give a list: [{topics!r}].")
@@ -145,7 +148,7 @@ class _Consumer:
         self._reserved = Reserved(engine)
         self._was_reached = False
 
-    def iterate(self, stop_when_empty: bool) -> Iterator[ConsumedClaim]:
+    def iterate(self, stop_when_empty: bool) -> Generator[ConsumedClaim, None, None]:
         loops, connections = self._start()
         claim: ConsumedClaim | None = None
         try:
@@ -176,7 +179,7 @@ class _Consumer:
             upkeep.add(retention.run, self._settings.effective_retention_period)
         watchdog = Watchdog(self._held, connections, has_one_writer=self._engine.dialect.name == "sqlite")
         loops = [
-            Loop("heartbeat", heartbeat.turn),
+            Loop("heartbeat", heartbeat.turn, longest_pause=self._settings.heartbeat_period),
             Loop("watchdog", watchdog.turn),
             Loop("upkeep", upkeep.turn),
         ]
@@ -208,7 +211,7 @@ class _Consumer:
 
     def _claim(self, _failures: int) -> ConsumedClaim | None:
         asked_at = time.monotonic()
-        with self._reserved.transaction() as connection:
+        with self._reserved.transaction() as connection, explained(connection, self._store.table, access.WORK):
             claimed = self._store.claim(connection, self._want, room=1, worker=self.id, lease=self._settings.lease)
         # The first topic has been looked at first: let the others come before it the next time.
         first = next(iter(self._want))
@@ -243,7 +246,12 @@ class _Consumer:
         """Settle a claim whose block was left; whether the error, if any, goes no further."""
         duration = timedelta(seconds=time.monotonic() - (claim._entered_at or time.monotonic()))
         if error is None:
-            error = self._complete(claim, duration)
+            try:
+                error = self._complete(claim, duration)
+            except BaseException as end:
+                if not isinstance(end, Exception):  # the program's: it came while success was being written
+                    self._write(claim, self._outcome(claim, end), duration, in_doubt=done(claim._holding))
+                raise
         if error is not None:
             outcome = self._outcome(claim, error)
             claim._close()
@@ -273,15 +281,28 @@ class _Consumer:
             return released(claim._holding)
         return after(claim._judge(error), claim._holding, claim._policy, self._redact)
 
-    def _write(self, claim: ConsumedClaim, outcome: Outcome | None, duration: timedelta) -> None:
+    def _write(
+        self, claim: ConsumedClaim, outcome: Outcome | None, duration: timedelta, in_doubt: Outcome | None = None
+    ) -> None:
+        """Write how the attempt ended.
+
+        Args:
+            in_doubt: what may have been written before; it stands if it was.
+        """
         claim._close()
         try:
             is_written = outcome is not None and self._patiently(partial(self._settle, outcome), claim._lease_ends)
+            if not is_written and in_doubt is not None and self._patiently(partial(self._stands, in_doubt)):
+                outcome, is_written = in_doubt, True
         finally:
             self._held.discard(claim._holding)
         self._events.publish(
             facts.settled(claim, outcome, duration) if outcome is not None and is_written else facts.lost(claim)
         )
+
+    def _stands(self, outcome: Outcome, _failures: int) -> bool:
+        with self._reserved.transaction() as connection:
+            return bool(self._store.settled(connection, [outcome]))
 
     def _settle(self, outcome: Outcome, failures: int) -> bool:
         """Write the outcome, without its text if the database refuses that; whether it stands in the row."""

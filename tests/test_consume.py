@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -21,6 +21,7 @@ from brooq_sa import (
     PreserveAttempt,
     RawJob,
     RetryAfter,
+    SchemaError,
     SettingsError,
     StopCause,
     UsageError,
@@ -39,7 +40,7 @@ class Jobs(JobBase):
     """A base without job classes: its topics carry RawJobs."""
 
 
-def consuming(db: Database, *topics: str, base: type[JobBase] = Jobs, **options: Any) -> Iterator[Any]:
+def consuming(db: Database, *topics: str, base: type[JobBase] = Jobs, **options: Any) -> Generator[Any, None, None]:
     """Claims of what is due, to the last."""
     return consume(db.engine, base, topics or ("work",), stop_when_empty=True, **FAST | options)
 
@@ -178,6 +179,37 @@ class TestSettling:
         row = db.row()
         assert (row["state"], row["attempts"], row["locked_by"], row["last_error"]) == ("pending", 0, None, None)
 
+    @pytest.mark.parametrize("with_session", [False, True])
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_the_end_of_the_program_while_success_is_written(
+        self, db: Database, monkeypatch: pytest.MonkeyPatch, moment: str, with_session: bool
+    ) -> None:
+        """Ctrl-C while success is being committed gives the job back, unless it was committed already (I6)."""
+        put(db, RawJob("work", 1))
+        settle = JobStore.settle
+
+        def interrupted(store: JobStore, connection: Any, worker: str, outcomes: Any) -> Any:
+            if not any(outcome.state == "done" for outcome in outcomes):
+                return settle(store, connection, worker, outcomes)
+            if moment == "after":
+                settle(store, connection, worker, outcomes)
+                connection.commit()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(JobStore, "settle", interrupted)
+
+        def work() -> None:
+            for claim in consuming(db):
+                with claim:
+                    if with_session:
+                        claim.session.execute(text("SELECT 1"))
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        row = db.row()
+        expected = ("pending", 0, None) if moment == "before" else ("done", 1, None)
+        assert (row["state"], row["attempts"], row["locked_by"]) == expected
+
     def test_writes_commit_with_the_outcome(self, db: Database) -> None:
         """The claim's session commits with success and rolls back with failure (I11, S3)."""
         db.execute("CREATE TABLE effect (x int)")
@@ -278,7 +310,7 @@ class TestLeaving:
     def test_leaving_before_entering(self, db: Database) -> None:
         """A claim that was never entered goes back as if it had not been taken (I6)."""
         put(db, RawJob("work", 1))
-        with closing(consuming(db)) as claims:  # type: ignore[type-var]
+        with closing(consuming(db)) as claims:
             next(claims)
             assert db.states() == ["processing"]
         assert [(row["state"], row["attempts"]) for row in db.rows()] == [("pending", 0)]
@@ -425,7 +457,7 @@ class TestFaults:
         class Missing(JobBase, table_name="missing"):
             pass
 
-        with pytest.raises(Exception, match="missing"):
+        with pytest.raises(SchemaError, match=r"no table 'missing'.*alembic upgrade"):
             next(consuming(db, base=Missing))
 
 

@@ -189,6 +189,12 @@ def test_viewer(town: Town) -> None:
     assert (result.exit_code, "GRANT SELECT, INSERT ON jobs.job TO app_viewer;" in result.stderr) == (1, True)
 
 
+def test_consuming_without_the_grants(town: Town) -> None:
+    """Taking jobs in a loop names what is missing, as enqueuing does (M3)."""
+    with pytest.raises(AccessError, match=r"GRANT SELECT, INSERT, UPDATE, DELETE ON jobs\.job TO app_viewer;"):
+        next(consume(town.of("app_viewer"), Roles, ["work"]))
+
+
 def test_another_table_that_is_denied(town: Town) -> None:
     """That a trigger's table is denied is not taken for a denial of the job table, whatever it is called (M3)."""
     town.run(
