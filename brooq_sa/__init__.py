@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import sqlite as sqlite
-    from .asyncio import AsyncEnqueueMixin, AsyncSession
+    from .asyncio import AsyncEnqueueMixin as AsyncEnqueueMixin
+    from .asyncio import AsyncSession as AsyncSession
     from .claims import AsyncClaim, Claim
     from .consumer import consume
     from .exc import (
@@ -37,11 +38,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Without the sessions of `brooq_sa.asyncio`, which need greenlet: `import *` imports every name here.
 __all__ = [
     "AccessError",
     "AsyncClaim",
-    "AsyncEnqueueMixin",
-    "AsyncSession",
     "BrooqError",
     "CancelJob",
     "CancelResult",
@@ -124,4 +124,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_LAZY, *_MODULES})

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import brooq_sa
+from processes import Processes
 
 ROOT = Path(__file__).parent.parent
 KEPT_AT_THE_TOP = {
@@ -97,7 +98,27 @@ def test_the_command_is_installed() -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    """The reference page documents each name of `brooq_sa.__all__`, once, and no other name of it."""
+    """The reference page documents each name that `brooq_sa` has, once, and no other."""
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\.\. auto(?:class|function|exception):: (\w+)$", page, re.MULTILINE)
-    assert sorted(documented) == sorted(brooq_sa.__all__)
+    assert sorted(documented) == sorted(brooq_sa._LAZY)
+
+
+WITHOUT_GREENLET = """
+import sys
+sys.modules["greenlet"] = None
+from brooq_sa import *
+assert callable(consume) and callable(Worker)
+import brooq_sa
+assert set(dir(brooq_sa)) >= {*brooq_sa.__all__, "AsyncSession", "sqlite"}
+try:
+    brooq_sa.AsyncSession
+except ImportError as error:
+    print("needs", "greenlet" in str(error))
+"""
+
+
+def test_everything_is_imported_without_greenlet(processes: Processes) -> None:
+    """`from brooq_sa import *` gives all but the async sessions where greenlet is not installed."""
+    child = processes.script(WITHOUT_GREENLET)
+    assert (child.wait(), child.output().split()) == (0, ["needs", "True"])
