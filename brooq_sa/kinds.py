@@ -50,7 +50,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class KindOptions:
-    """What a job class may set for its topic; None takes the worker's setting.
+    """What a job class may set for its topic, and those that derive from it inherit; None takes the worker's setting.
 
     Attributes:
         max_attempts: the attempt whose failure makes the job dead, from 1.
@@ -100,6 +100,7 @@ class KindOptions:
         )
 
 
+_DEFAULTS = KindOptions()
 OPTION_NAMES = tuple(field.name for field in dataclasses.fields(KindOptions))
 _ALLOWED = {"priority": PRIORITIES, "conflict_reruns": range(101)}
 _DURATIONS = ("attempt_timeout", "max_execution_timeout", "backoff_base", "backoff_max")
@@ -116,10 +117,12 @@ _MEMORY_UNITS = {
 def read_options(given: Mapping[str, Any], inherited: KindOptions) -> KindOptions:
     """The options of a class statement, on top of those of its parent.
 
+    None is a value too: it takes back what the parent says, to the default of `KindOptions`.
+
     Raises:
         OptionError: an option is unknown, or its value out of range.
     """
-    values = {name: _read_option(name, value) for name, value in given.items() if value is not None}
+    values = {name: _read_option(name, value) for name, value in given.items()}
     options = dataclasses.replace(inherited, **values)
     timeout, ceiling = options.attempt_timeout, options.max_execution_timeout
     if timeout and ceiling and timeout > ceiling:
@@ -137,6 +140,8 @@ def read_options(given: Mapping[str, Any], inherited: KindOptions) -> KindOption
 def _read_option(name: str, value: Any) -> Any:
     if name not in OPTION_NAMES:
         raise OptionError(f"There is no option {name!r}. Options are topic, {', '.join(OPTION_NAMES)} and abstract.")
+    if value is None:
+        return getattr(_DEFAULTS, name)
     if name in _DURATIONS:
         return _read_duration(name, value)
     if name == "isolation":

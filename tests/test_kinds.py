@@ -42,12 +42,26 @@ def test_other_topics_are_refused(topic: Any) -> None:
 
 
 def test_options_add_to_those_of_the_parent() -> None:
-    """What a class gives is on top of what it inherits; None leaves it."""
+    """What a class gives is on top of what it inherits."""
     parent = read_options({"max_attempts": 3, "priority": 5, "backoff_base": "2s"}, KindOptions())
-    child = read_options({"max_attempts": 9, "backoff_base": None, "attempt_timeout": timedelta(minutes=1)}, parent)
+    child = read_options({"max_attempts": 9, "attempt_timeout": timedelta(minutes=1)}, parent)
     assert child == KindOptions(
         max_attempts=9, priority=5, backoff_base=2 * SECOND, attempt_timeout=timedelta(minutes=1)
     )
+
+
+@pytest.mark.parametrize("name", OPTION_NAMES)
+def test_none_takes_back_what_is_inherited(name: str) -> None:
+    """A class that says None has no limit of its parent's: it is as if no class had set the option."""
+    given: dict[str, Any] = dict.fromkeys(("max_attempts", "max_crashes", "priority", "conflict_reruns"), 7)
+    given |= dict.fromkeys(("attempt_timeout", "max_execution_timeout", "backoff_base", "backoff_max"), "7s")
+    parent = read_options({**given, "isolation": "process", "memory_limit": "1GB"}, KindOptions())
+    # There is no limit of a process's memory without a process.
+    both = {"isolation": None, "memory_limit": None} if name == "isolation" else {name: None}
+    child = read_options(both, parent)
+    assert getattr(parent, name) != getattr(KindOptions(), name) == getattr(child, name)
+    changed = {each for each in OPTION_NAMES if getattr(child, each) != getattr(parent, each)}
+    assert changed == set(both)
 
 
 def test_options_are_checked_against_the_parents() -> None:
@@ -67,10 +81,11 @@ def test_zero_is_a_backoff_and_no_timeout() -> None:
             read_options({name: "0s"}, KindOptions())
 
 
-def test_an_unknown_option_is_told_the_known_ones() -> None:
+@pytest.mark.parametrize("value", [5, None])
+def test_an_unknown_option_is_told_the_known_ones(value: Any) -> None:
     """The message lists every option there is."""
     with pytest.raises(OptionError) as caught:
-        read_options({"retries": 5}, KindOptions())
+        read_options({"retries": value}, KindOptions())
     assert all(name in str(caught.value) for name in (*OPTION_NAMES, "topic", "abstract"))
 
 
