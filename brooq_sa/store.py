@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Executable, Table
 from . import wake
 from .exc import AccessError
 from .schema import PRIORITIES
-from .statements import claim, enqueue, lease, operate, settle, upkeep
+from .statements import claim, enqueue, inspect, lease, operate, settle, upkeep
 from .states import CancelResult, RetryResult, State
 
 TOO_MANY_CRASHES = "parked: its worker crashed while it ran, as often as max_crashes allows"
@@ -254,6 +254,10 @@ class JobStore:
     def purge_these(self, connection: Connection, job_ids: Collection[uuid.UUID]) -> list[str]:
         """Delete those of the jobs that are terminal; their topics."""
         return list(connection.execute(upkeep.purge_these(self.table), {"ids": list(job_ids)}).scalars())
+
+    def ready_topics(self, connection: Connection) -> list[str]:
+        """The topics that have ready jobs."""
+        return list(connection.execute(inspect.ready_topics(self.table)).scalars())
 
     def cancel(self, connection: Connection, job_id: uuid.UUID) -> CancelResult:
         """Cancel a job that waits or is leased.

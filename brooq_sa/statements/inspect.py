@@ -63,6 +63,17 @@ def lags(job: Table) -> Executable:
 
 
 @cache
+def ready_topics(job: Table) -> Executable:
+    """The topics that have ready jobs, in order, each found by one probe of the index on ready jobs."""
+    ready = job.alias("ready")
+    first = select(func.min(ready.c.topic)).where(is_ready(ready))
+    found = select(first.scalar_subquery().label("topic")).cte("found", recursive=True)
+    following = first.where(ready.c.topic > found.c.topic).correlate(found).scalar_subquery()
+    found = found.union_all(select(following).where(found.c.topic.is_not(None)))
+    return select(found.c.topic).where(found.c.topic.is_not(None))
+
+
+@cache
 def suspects(job: Table) -> Executable:
     """Active jobs whose workers have crashed more than once, most crashes first: id, topic, attempts, crashes."""
     return (

@@ -2,6 +2,7 @@
 
 from .reaper import Reaper
 from .retention import Retention
+from .unknown import UnknownTopics
 from .upkeep import Upkeep
 
-__all__ = ["Reaper", "Retention", "Upkeep"]
+__all__ = ["Reaper", "Retention", "UnknownTopics", "Upkeep"]

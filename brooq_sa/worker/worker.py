@@ -31,7 +31,7 @@ from ..outcomes import Redact, after, released
 from ..settings import WorkerSettings
 from ..states import StopCause
 from ..store import Claimed, JobStore
-from ..upkeep import Reaper, Retention, Upkeep
+from ..upkeep import Reaper, Retention, UnknownTopics, Upkeep
 from .attempts import Assignment, Finished
 from .child import find_named
 from .conversation import Conversation
@@ -150,6 +150,8 @@ class Worker:
         ceilings = self._base.registry.crash_ceilings
         reaper = Reaper(store, for_upkeep, worker=worker, events=self.events, ceilings=ceilings)
         upkeep.add(reaper.run, settings.effective_reaper_period)
+        unknown = UnknownTopics(store, for_upkeep, self._base.registry, worker=worker)
+        upkeep.add(unknown.run, settings.effective_reaper_period)
         if settings.retention_ttl:
             retention = Retention(store, for_upkeep, settings, worker=worker)
             upkeep.add(retention.run, settings.effective_retention_period)
