@@ -132,10 +132,11 @@ class _Claim(Generic[S]):
     ) -> None:
         """Enqueue a job in the transaction that marks this one as done, and only then.
 
-        Takes the options of `brooq_sa.enqueue`, and raises what it raises about them.
+        Takes the options of `brooq_sa.enqueue`, and raises what it raises about them. A RawJob without a base goes to
+        the table that this claim's job is in.
         """
         self._refuse_if_over()
-        self._chained.append(check_new(NewJob(job, key, available_at, delay, priority)))
+        self._chained.append(check_new(NewJob(job, key, available_at, delay, priority), self._store.table))
 
     def _refuse_if_over(self) -> None:
         if self._is_over:

@@ -267,7 +267,8 @@ class RawJob:
     Args:
         topic: lowercase words joined by dots or dashes.
         payload: a JSON value, or bytes.
-        base: whose table it goes to; by default ``job`` in the connection's default schema.
+        base: whose table it goes to; by default ``job`` in the connection's default schema, and in ``claim.chain`` the
+            table of the claim's own job.
 
     Raises:
         OptionError: the topic is malformed.
@@ -278,7 +279,7 @@ class RawJob:
     def __init__(self, topic: str, payload: Any, base: type[JobBase] | None = None) -> None:
         self.topic = check_topic(topic)
         self.payload = payload
-        self.table = default_table() if base is None else base.__table__
+        self.table: Table | None = None if base is None else base.__table__
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RawJob) and (self.topic, self.payload) == (other.topic, other.payload)
@@ -309,14 +310,19 @@ class NewJob:
     priority: int | None = None
 
 
-def table_of(job: object) -> Table:
+def table_of(job: object, default: Table | None = None) -> Table:
     """The table that a job goes to.
+
+    Args:
+        default: that of a RawJob without a base; None is `default_table`.
 
     Raises:
         OptionError: it is not a job.
     """
     if isinstance(job, RawJob):
-        return job.table
+        if job.table is not None:
+            return job.table
+        return default_table() if default is None else default
     if isinstance(job, JobBase) and hasattr(type(job), "__kind__"):
         return job.__table__
     raise OptionError(f"{job!r:.200} is not a job. Give an instance of a job class with a topic, or a RawJob.")

@@ -329,9 +329,13 @@ def _with_defaults(
     )
 
 
-def check_new(new: NewJob) -> NewRow:
-    """The row for a job; every fault is found here, before anything is sent."""
-    table = table_of(new.job)
+def check_new(new: NewJob, default: Table | None = None) -> NewRow:
+    """The row for a job; every fault is found here, before anything is sent.
+
+    Args:
+        default: the table of a RawJob without a base; None is ``job`` in the connection's default schema.
+    """
+    table = table_of(new.job, default)
     topic, payload, own_priority = encode(new.job)
     if new.available_at is not None and new.delay is not None:
         raise OptionError("available_at and delay are both given. Give one of them.")

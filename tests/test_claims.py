@@ -19,7 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 from apps.embedding import Heard, bare_claim, base_of, job_class, put, put_many, work_off, working
-from brooq_sa import JobBase, NewJob, RawJob, StopCause, UsageError, Worker
+from brooq_sa import JobBase, NewJob, RawJob, StopCause, UsageError, Worker, consume
 from brooq_sa.events import JobClaimed, JobLeaseLost
 from brooq_sa.exc import OptionError, PayloadError
 from databases import Database
@@ -514,6 +514,28 @@ def test_a_chained_job_of_another_table(db: Database) -> None:
     put(db, job())
     work_off(db, job)
     assert [row["topic"] for row in db.execute("SELECT topic FROM other_job")] == ["other"]
+
+
+def test_a_chained_raw_job_stays_in_the_table(db: Database) -> None:
+    """A RawJob goes to the table of the job that chains it, unless it has a base of its own (S1, M3)."""
+
+    class Others(JobBase, metadata=MetaData(), table_name="other_job"):
+        pass
+
+    class Home(JobBase):
+        pass
+
+    Others.metadata.create_all(db.engine)
+    put(db, RawJob("other", 0, Others))
+    for claim in consume(db.engine, Others, ["other"], stop_when_empty=True):
+        with claim as job:
+            claim.chain(RawJob("next", 1))
+            claim.chain(RawJob("home", 1, Home))
+            if job.payload == 0:
+                claim.chain(RawJob(job.topic, 1))
+    topics = "SELECT topic FROM {} ORDER BY topic"
+    assert [row["topic"] for row in db.execute(topics.format("other_job"))] == ["next", "next", "other", "other"]
+    assert [row["topic"] for row in db.execute(topics.format("job"))] == ["home", "home"]
 
 
 class TestStopSignal:
