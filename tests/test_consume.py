@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from apps.embedding import base_of, job_class, put, put_many, refuse_session
@@ -209,6 +209,27 @@ class TestSettling:
         row = db.row()
         expected = ("pending", 0, None) if moment == "before" else ("done", 1, None)
         assert (row["state"], row["attempts"], row["locked_by"]) == expected
+
+    @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
+    def test_the_end_of_the_program_in_a_commit(self, db: Database, moment: str) -> None:
+        """Ctrl-C in the commit of the claim's session keeps the block's writes and the job's success together (I11)."""
+        db.execute("CREATE TABLE effect (x int)")
+        put(db, RawJob("work", 1))
+
+        def interrupt(_session: Any) -> None:
+            raise KeyboardInterrupt
+
+        def work() -> None:
+            for claim in consuming(db):
+                with claim:
+                    claim.session.execute(text("INSERT INTO effect VALUES (1)"))
+                    event.listen(claim.session, moment, interrupt)
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        row, effects = db.row(), len(db.execute("SELECT x FROM effect"))
+        expected = ("pending", 0, None, 0) if moment == "before_commit" else ("done", 1, None, 1)
+        assert (row["state"], row["attempts"], row["locked_by"], effects) == expected
 
     def test_writes_commit_with_the_outcome(self, db: Database) -> None:
         """The claim's session commits with success and rolls back with failure (I11, S3)."""
