@@ -104,7 +104,7 @@ def for_driver(url: URL, drivers: Mapping[str, str]) -> URL:
     Raises:
         UsageError: an argument has no counterpart.
     """
-    made = url.set(drivername=drivers[url.get_backend_name()])
+    made = url.set(drivername=drivers.get(url.get_backend_name(), drivers["postgresql"]))  # or libpq's own "postgres"
     if url.get_backend_name() != "postgresql" or url.get_driver_name() in _ON_LIBPQ:
         return made
     arguments = dict(url.query)
