@@ -110,7 +110,7 @@ _HOMES = {
     "worker": ("Worker",),
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = {"sqlite"}
+_MODULES = {"migrations", "sqlite"}
 
 
 def __getattr__(name: str) -> Any:

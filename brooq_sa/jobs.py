@@ -117,8 +117,23 @@ class JobBase:
             raise DeclarationError(
                 f"Topic {kind.topic!r} has a handler already: {_named(kind.handler)}. Remove it, or {_named(function)}."
             )
+        _refuse_unfit_handler(kind.topic, function)
         kind.handler = function
         return function
+
+
+def _refuse_unfit_handler(topic: str, function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # written in C, say, and so not to be looked into
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise DeclarationError(
+            f"The handler of topic {topic!r} is {_named(function)}{signature}, which cannot be called with a job and a"
+            " claim. Write it 'def run(self, claim)', or 'def handle(job, claim)'."
+        ) from None
 
 
 def _named(function: Callable[..., Any]) -> str:
@@ -179,6 +194,7 @@ def _make_job_class(cls: type[JobBase], options: dict[str, Any]) -> None:
         raise OptionError("It has no topic. Give it topic='email.send', or abstract=True if others derive from it.")
     kind = Kind(check_topic(topic), cls, cls.__options__)
     if callable(run := getattr(cls, "run", None)):
+        _refuse_unfit_handler(kind.topic, run)
         kind.handler = run
     _refuse_unfit_fields(cls, kind)
     cls.registry.add(kind)

@@ -205,9 +205,21 @@ class Kind:
 
     @property
     def codec(self) -> Codec:
-        """Made at first use, so that a field's type may be defined after the class that names it."""
+        """Made at first use, so that a field's type may be defined after the class that names it.
+
+        Raises:
+            DeclarationError: a type is not defined even then.
+        """
         if self._codec is None:
-            self._codec = Codec(self.topic, self.job_class)
+            try:
+                self._codec = Codec(self.topic, self.job_class)
+            except NameError as error:
+                raise DeclarationError(
+                    f"Job class {described(self.job_class)}: a field's annotation says {error.name!r}, which its module"
+                    " does not have at run time. Import it outside of 'if TYPE_CHECKING', or define it in the module."
+                ) from error
+            except TypeError as error:
+                raise DeclarationError(f"Job class {described(self.job_class)}: {error}") from error
         return self._codec
 
     @property

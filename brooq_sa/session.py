@@ -161,10 +161,10 @@ def enqueue_many(
 
 
 @overload
-def cancel(session: SyncTarget, base: type[JobBase], job_id: uuid.UUID) -> CancelResult: ...
+def cancel(session: SyncTarget, base: type[JobBase], job_id: uuid.UUID | str) -> CancelResult: ...
 @overload
-def cancel(session: AsyncTarget, base: type[JobBase], job_id: uuid.UUID) -> Awaitable[CancelResult]: ...
-def cancel(session: Any, base: type[JobBase], job_id: uuid.UUID) -> CancelResult | Awaitable[CancelResult]:
+def cancel(session: AsyncTarget, base: type[JobBase], job_id: uuid.UUID | str) -> Awaitable[CancelResult]: ...
+def cancel(session: Any, base: type[JobBase], job_id: uuid.UUID | str) -> CancelResult | Awaitable[CancelResult]:
     """Cancel a job, in the caller's transaction.
 
     Returns:
@@ -172,15 +172,16 @@ def cancel(session: Any, base: type[JobBase], job_id: uuid.UUID) -> CancelResult
         reach it, at the latest with its next heartbeat, and writes nothing); TOO_LATE, it had finished; NOT_FOUND.
     """
     answer: CancelResult | Awaitable[CancelResult]
-    answer = _operate(session, base, lambda store, connection: store.cancel(connection, job_id))
+    wanted = _check_id(job_id)
+    answer = _operate(session, base, lambda store, connection: store.cancel(connection, wanted))
     return answer
 
 
 @overload
-def retry(session: SyncTarget, base: type[JobBase], job_id: uuid.UUID) -> RetryResult: ...
+def retry(session: SyncTarget, base: type[JobBase], job_id: uuid.UUID | str) -> RetryResult: ...
 @overload
-def retry(session: AsyncTarget, base: type[JobBase], job_id: uuid.UUID) -> Awaitable[RetryResult]: ...
-def retry(session: Any, base: type[JobBase], job_id: uuid.UUID) -> RetryResult | Awaitable[RetryResult]:
+def retry(session: AsyncTarget, base: type[JobBase], job_id: uuid.UUID | str) -> Awaitable[RetryResult]: ...
+def retry(session: Any, base: type[JobBase], job_id: uuid.UUID | str) -> RetryResult | Awaitable[RetryResult]:
     """Send a failed, dead or canceled job round again now, in the caller's transaction.
 
     Its attempts are kept, since they say how often it was taken: a dead job gets one attempt more.
@@ -189,7 +190,8 @@ def retry(session: Any, base: type[JobBase], job_id: uuid.UUID) -> RetryResult |
         What it did: RETRIED; NOT_NEEDED, it is pending or running; REFUSED, it is done; NOT_FOUND.
     """
     answer: RetryResult | Awaitable[RetryResult]
-    answer = _operate(session, base, lambda store, connection: store.retry(connection, job_id))
+    wanted = _check_id(job_id)
+    answer = _operate(session, base, lambda store, connection: store.retry(connection, wanted))
     return answer
 
 
@@ -487,6 +489,15 @@ def _find(connection: Connection, table: Table, rows: list[NewRow]) -> dict[tupl
         matches = connection.execute(statements.find_by_keys(table), {"topic": topic, "keys": its_keys})
         found.update({(topic, key): job_id for key, job_id in matches})
     return found
+
+
+def _check_id(value: object) -> uuid.UUID:
+    if isinstance(value, uuid.UUID):
+        return value
+    try:
+        return uuid.UUID(value)  # type: ignore[arg-type]  # whatever it is, it says so
+    except (ValueError, TypeError, AttributeError):
+        raise OptionError(f"The job id is {value!r:.200}. Give the `id` of an Enqueued: a UUID, or its text.") from None
 
 
 def _operate(target: Any, base: type[JobBase], move: Callable[[JobStore, Connection], Any]) -> Any:

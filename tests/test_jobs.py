@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import re
+import types
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -12,10 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 from sqlalchemy.orm import DeclarativeBase
 
-from brooq_sa import DeclarationError, JobBase, NewJob, OptionError, RawJob
+from brooq_sa import DeclarationError, JobBase, NewJob, OptionError, RawJob, Worker
 from brooq_sa.jobs import decode, default_table, encode, table_of
 
 MAKE: Any = type
@@ -492,3 +493,37 @@ def test_declaring_opens_nothing_and_starts_nothing() -> None:
             pass
 
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    "handler", [lambda: None, lambda job: None, lambda job, claim, more: None], ids=["0", "1", "3"]
+)
+def test_a_handler_takes_a_job_and_a_claim(handler: Any) -> None:
+    """A function that cannot be called with both is refused where it is registered, and named with its signature."""
+
+    class Base(JobBase): ...
+
+    class Handled(Base, topic="handled"): ...
+
+    with pytest.raises(
+        DeclarationError, match=r"topic 'handled' is .*<lambda>\(.*\), which cannot be called with a job"
+    ):
+        Handled.handler(handler)
+    with pytest.raises(DeclarationError, match="Write it 'def run"):
+        types.new_class("Own", (Base,), {"topic": "own"}, lambda body: body.update(run=handler))
+
+
+def test_a_type_that_is_never_defined_is_a_fault_of_the_declaration() -> None:
+    """The class, the name and the way out are told before any job is taken, or enqueued."""
+
+    class Base(JobBase): ...
+
+    class Unresolved(Base, topic="unresolved"):
+        amount: "NowhereDefined"  # type: ignore[name-defined]  # noqa: F821, UP037 - that is the fault
+
+        def run(self, claim: Any) -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"Unresolved.*annotation says 'NowhereDefined'.*TYPE_CHECKING"):
+        Worker(create_engine("sqlite:///never.db"), Base)
+    with pytest.raises(DeclarationError, match="NowhereDefined"):
+        _ = Unresolved.__kind__.codec

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from types import FrameType
 
 from .codes import SIGNALED
+
+ECHO = 0.1
+"""Seconds in which a second signal is the first one over again: timeout(1), and a terminal whose signal a wrapper hands
+on, send two at once."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -23,6 +28,7 @@ class Stopping:
     def __init__(self, at_once: Callable[[], None] = lambda: None) -> None:
         self._at_once = at_once
         self.is_asked = False
+        self._asked_at = 0.0
         # A SimpleQueue may be put to from within a signal handler that interrupts its own get; an Event may not.
         self._asked: SimpleQueue[int] = SimpleQueue()
         for number in SIGNALS:
@@ -38,8 +44,10 @@ class Stopping:
         return True
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        if self.is_asked:
+        if not self.is_asked:
+            self.is_asked = True
+            self._asked_at = time.monotonic()
+            self._asked.put(number)
+        elif time.monotonic() - self._asked_at > ECHO:
             self._at_once()
             os._exit(SIGNALED + number)
-        self.is_asked = True
-        self._asked.put(number)

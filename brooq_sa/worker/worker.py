@@ -89,6 +89,7 @@ class Worker:
 
     Raises:
         SettingsError: with every problem of the settings.
+        DeclarationError: a field's type is still not defined.
         UsageError: there is nothing to run, or the database is none that jobs live in.
     """
 
@@ -113,6 +114,8 @@ class Worker:
         self._sync_engine = sync_engine(engine)
         self._base = base
         self._kinds = _kinds_to_run(base, topics)
+        for kind in self._kinds.values():
+            _ = kind.codec  # raises for what no payload can be read into, before any job is taken
         self.topics = tuple(sorted(self._kinds))
         self._policies = {topic: kind.policy(self.settings) for topic, kind in self._kinds.items()}
         self._store = JobStore(base.__table__)

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
-from brooq_sa import AccessError, CancelResult, RetryResult, State, cancel, retry
+from brooq_sa import AccessError, CancelResult, OptionError, RetryResult, State, cancel, retry
 from conformance.samples import AppJob, claim, claim_one, ended, finish, put_one, settle
 from databases import Database
 
@@ -139,3 +139,14 @@ def test_rows_that_the_database_keeps_as_they_are(db: Database, state: State, mo
         with pytest.raises(AccessError, match=rf"{job_id} could not be .* it is {state}\. Look for a trigger"):
             move(connection, AppJob, job_id)
         connection.rollback()
+
+
+def test_an_id_may_be_its_text(db: Database) -> None:
+    """A web handler has ids as text: cancel and retry take them, and refuse by name what is no id."""
+    job_id = put_one(db)
+    with db.engine.begin() as connection:
+        assert cancel(connection, AppJob, str(job_id)) == CancelResult.CANCELED
+        assert retry(connection, AppJob, job_id.hex) == RetryResult.RETRIED
+        for wrong in ("xyz", 17, (job_id, True)):
+            with pytest.raises(OptionError, match=r"The job id is .* Give the `id` of an Enqueued"):
+                cancel(connection, AppJob, wrong)  # type: ignore[arg-type]

@@ -119,7 +119,7 @@ def mistakes(session: Session, engine: Engine, async_engine: AsyncEngine) -> Non
     enqueue_many(session, job)  # type: ignore[call-overload]
     enqueue_many(session, ["job"])  # type: ignore[list-item]
     cancel(session, job, job_id)  # type: ignore[call-overload]
-    retry(session, AppJob, "id")  # type: ignore[call-overload]
+    retry(session, AppJob, 17)  # type: ignore[call-overload]
     RawJob("raw", 1, base=job)  # type: ignore[arg-type]
     NewJob("job")  # type: ignore[arg-type]
 
