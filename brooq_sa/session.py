@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import msgspec
-from sqlalchemy import Connection, Table, Update
+from sqlalchemy import Connection, Engine, Table, Update
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session as _Session
 from sqlalchemy.orm import scoped_session
@@ -522,7 +522,7 @@ def _check_database(connection: Connection) -> None:
 
 
 @contextmanager
-def explained(connection: Connection, table: Table, privileges: tuple[str, ...]) -> Iterator[None]:
+def explained(connection: Connection | Engine, table: Table, privileges: tuple[str, ...]) -> Iterator[None]:
     """Add the next step to the database's complaint that the table is missing, or that the role may not use it so.
 
     Raises:
@@ -540,7 +540,7 @@ def explained(connection: Connection, table: Table, privileges: tuple[str, ...])
         raise
 
 
-def is_missing_table(error: DBAPIError, table: Table, connection: Connection) -> bool:
+def is_missing_table(error: DBAPIError, table: Table, connection: Connection | Engine) -> bool:
     """Whether the database complains that this very table is missing, in the schema that is meant in its place."""
     said = str(error.orig).partition("\n")[0]
     state = getattr(error.orig, "sqlstate", getattr(error.orig, "pgcode", None))

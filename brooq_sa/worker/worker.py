@@ -28,6 +28,7 @@ from ..jobs import JobBase
 from ..kinds import Kind, described
 from ..log import get_logger, log_event
 from ..outcomes import Redact, after, released
+from ..session import explained
 from ..settings import WorkerSettings
 from ..states import StopCause
 from ..store import Claimed, JobStore
@@ -161,12 +162,12 @@ class Worker:
         grace = settings.effective_watchdog_grace
         on_sqlite = self._sync_engine.dialect.name == "sqlite"
         watchdog = Watchdog(held, self._reserved, grace=grace, give_up=self._give_up, has_one_writer=on_sqlite)
-        self._conversation_loop = Loop("conversation", self._demanding_access(self._conversation.turn))
+        self._conversation_loop = Loop("conversation", self._explaining(self._conversation.turn))
         self._heartbeat_loop = Loop(
-            "heartbeat", self._demanding_access(self._heartbeat.turn), longest_pause=settings.heartbeat_period
+            "heartbeat", self._explaining(self._heartbeat.turn), longest_pause=settings.heartbeat_period
         )
         self._watchdog_loop = Loop("watchdog", watchdog.turn)
-        self._upkeep_loop = Loop("upkeep", self._demanding_access(upkeep.turn))
+        self._upkeep_loop = Loop("upkeep", self._explaining(upkeep.turn))
         self._loops = [self._heartbeat_loop, self._watchdog_loop, self._upkeep_loop, self._conversation_loop]
         self._listener: Listener | None = None
         if settings.wake and (engine := listening_engine(self._sync_engine, settings.wake_url)):
@@ -174,14 +175,14 @@ class Worker:
             self._listener_loop = Loop("listener", self._listener.turn)
             self._loops.append(self._listener_loop)
 
-    def _demanding_access(self, turn: Callable[[], float]) -> Callable[[], float]:
-        """The turn, whose error says what to grant if the database denies it something."""
+    def _explaining(self, turn: Callable[[], float]) -> Callable[[], float]:
+        """The turn, whose error says what to grant if the database denies it something, or how to make the table."""
 
-        def explained() -> float:
-            with access.demanding(access.WORK, self._store.table, self._sync_engine.dialect, self._sync_engine.url):
+        def explaining() -> float:
+            with explained(self._sync_engine, self._store.table, access.WORK):
                 return turn()
 
-        return explained
+        return explaining
 
     def _compose_processes(self, *session_factories: Callable[[], Any] | str | None) -> None:
         kinds = [kind for kind in self._kinds.values() if kind.is_isolated]

@@ -23,6 +23,7 @@ from brooq_sa import (
     UsageError,
     Worker,
     WorkerSettings,
+    migrations,
 )
 from brooq_sa.events import Event, JobClaimed, JobDone, JobLeaseLost, JobRequeued
 from databases import Database
@@ -545,3 +546,16 @@ class TestStopping:
         with pytest.raises(RuntimeError, match="in the block"):
             fail()
         assert worker.wait(0)
+
+
+def test_a_missing_table_is_told_with_the_way_to_make_it(db: Database) -> None:
+    """A worker on a database without the table says how to migrate, and works once that is done (M1)."""
+    migrations.downgrade(db.engine)
+    try:
+        with working(db, base_of(job_class(lambda job, claim: None))) as worker:
+            wait_until(lambda: "migrate" in worker.troubles.get("conversation", ""), what="the worker's saying so")
+            assert "has no table 'job'" in worker.troubles["conversation"]
+            migrations.upgrade(db.engine)
+            wait_until(lambda: not worker.troubles, timeout=30, what="the worker's recovery")
+    finally:
+        migrations.upgrade(db.engine)
