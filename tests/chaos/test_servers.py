@@ -21,11 +21,14 @@ def test_nothing_is_left(processes: Processes, pytestconfig: pytest.Config, how:
     """No server and no folder is left, whether the suite is interrupted or killed."""
     child = processes.script(
         """
+        import signal
         import sys
         import threading
 
         from chaos.servers import Servers
 
+        # A test run in the background of a shell, say, has interrupts ignored, and so would its children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with Servers(sys.argv[1]) as servers:
             [(data,)] = servers.execute("SHOW data_directory")
             print(data, flush=True)
