@@ -53,9 +53,8 @@ class ConsumedClaim(Claim):
     """A claim to be entered with ``with``: gives the job, and settles it when the block is left.
 
     Leaving it normally is success. An Exception is recorded as the attempt's failure, by the rules for handlers, and
-    goes no further: the loop takes the next job. From entering it on, the time limits count: the block is told to stop
-    by ``claim.should_stop``. What ends a program (KeyboardInterrupt, SystemExit) gives the job
-    back, its attempt uncharged, and goes on.
+    goes no further: the loop takes the next job. What ends a program (KeyboardInterrupt, SystemExit) gives the job
+    back, its attempt uncharged, and goes on. The time limits count from entering it, and ``claim.should_stop`` tells.
     """
 
     _consumer: _Consumer
