@@ -93,12 +93,12 @@ class ThreadExecutor:
 
 
 async def run_cancellable(assignment: Assignment, redact: Redact | None) -> Finished:
-    """Run an ``async def`` handler in the current task, which is cancelled when the attempt is told to stop."""
+    """Run an ``async def`` handler in the current task, which is canceled when the attempt is told to stop."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     claim = assignment.claim
 
     def cancel() -> None:
-        # Looked at on the loop's own thread: a commit that has begun must not be cancelled.
+        # Looked at on the loop's own thread: a commit that has begun must not be canceled.
         if task is not None and not claim._is_over:
             task.cancel()
 
@@ -206,7 +206,7 @@ class LoopExecutor:
             get_logger().warning("event_loop_did_not_answer", exc_info=True)
 
     def stop(self, timeout: float) -> None:
-        """End the loop; tasks that are still there are cancelled and given `timeout` seconds."""
+        """End the loop; tasks that are still there are canceled and given `timeout` seconds."""
         if self._loop is None or self._thread is None:
             return
         asyncio.run_coroutine_threadsafe(self._cancel_all(timeout), self._loop)
