@@ -7,16 +7,25 @@ between, whatever the busy timeout is. `configure` prevents both: SQLAlchemy beg
 IMMEDIATE (the first is the recipe of SQLAlchemy's documentation of the dialect, "Serializable isolation / Savepoints /
 Transactional DDL").
 
+SQLite's write lock goes to whoever happens to ask when it is free: one that waits asks every tenth of a second, so
+that others who take it again and again can keep it away for ever. Within a process, transactions therefore queue
+before they ask for it, and get it in the order they came.
+
 Durability is SQLite's default (``synchronous=FULL``). ``PRAGMA synchronous=NORMAL`` is faster and survives a crash of
 the process, but a power cut may take the last commits with it; it is the user's to choose.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
+import threading
 import time
 import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,6 +36,9 @@ from .exc import OptionError, SqliteSetupError, SqliteSetupWarning
 
 BUSY_TIMEOUT = timedelta(seconds=30)
 """How long a transaction waits for another one's write lock before it fails."""
+
+ASYNC_LOOK = 0.005
+"""Seconds between two looks of a coroutine at whether its turn has come."""
 
 BEGIN_OPTION = "brooq_begin"
 """The execution option that says how transactions begin."""
@@ -62,7 +74,8 @@ def configure(engine: Any, *, busy_timeout: timedelta = BUSY_TIMEOUT, wal: bool 
 
     Args:
         engine: an Engine or AsyncEngine.
-        busy_timeout: how long a transaction waits for another one's write lock before it fails.
+        busy_timeout: how long a transaction waits for another one's write lock before it fails; not counted is the time
+            for which those of the same process that came before it wait for theirs, up to as long again.
         wal: whether to put the file into WAL mode, in which readers and the writer do not wait for each other. With
             False its journal mode stays as it is, for a file system that WAL does not work on.
 
@@ -143,8 +156,72 @@ def _set_wal(cursor: Any, patience: timedelta) -> None:
 
 def _begin(connection: Connection) -> None:
     options = connection.get_execution_options()
-    if options.get("isolation_level") != "AUTOCOMMIT":
-        connection.exec_driver_sql(f"BEGIN {options.get(BEGIN_OPTION, 'IMMEDIATE')}")
+    if options.get("isolation_level") == "AUTOCOMMIT":
+        return
+    manner = options.get(BEGIN_OPTION, "IMMEDIATE")
+    if manner == "DEFERRED":
+        connection.exec_driver_sql("BEGIN DEFERRED")
+        return
+    with _queue_of(connection.engine.url.database).turn(connection):
+        connection.exec_driver_sql(f"BEGIN {manner}")
+
+
+class _Queue:
+    """Those in this process who are about to ask for a file's write lock; only the first of them asks."""
+
+    def __init__(self) -> None:
+        self._tickets: deque[threading.Event] = deque()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def turn(self, connection: Connection) -> Iterator[None]:
+        """Wait to be the first, as long as the connection waits for locks; then ask all the same."""
+        ticket = threading.Event()
+        with self._lock:
+            self._tickets.append(ticket)
+            is_first = self._tickets[0] is ticket
+        try:
+            if not is_first:
+                _wait_for(ticket, connection)
+            yield
+        finally:
+            with self._lock:
+                self._tickets.remove(ticket)
+                if self._tickets:
+                    self._tickets[0].set()
+
+
+def _wait_for(ticket: threading.Event, connection: Connection) -> None:
+    setup = setup_of(connection.engine) or Setup()
+    patience = setup.busy_timeout.total_seconds()
+    if not connection.dialect.is_async:
+        ticket.wait(patience)
+        return
+    # Asked again and again, since a thread that waits for the ticket could not be called off.
+    import asyncio
+
+    from sqlalchemy.util import await_only
+
+    deadline = time.monotonic() + patience
+    while not ticket.is_set() and time.monotonic() < deadline:
+        await_only(asyncio.sleep(ASYNC_LOOK))
+
+
+_queues: dict[str, _Queue] = {}
+"""By the paths of their files, and by the names that these go by in URLs."""
+
+
+def _queue_of(database: str | None) -> _Queue:
+    """The queue of a file, however the URL spells its path."""
+    name = database or ""
+    queue = _queues.get(name)
+    if queue is None:
+        queue = _queues.setdefault(name, _queues.setdefault(os.path.realpath(name), _Queue()))
+    return queue
+
+
+if hasattr(os, "register_at_fork"):  # those who queue in the parent do not come for their turn in its child
+    os.register_at_fork(after_in_child=_queues.clear)
 
 
 def check_transaction(connection: Connection) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
@@ -283,3 +284,80 @@ def test_the_claim_is_one_statement_in_one_transaction(sqlite: Database) -> None
     assert statements[0] == "BEGIN IMMEDIATE"
     [update] = [statement for statement in statements if statement.startswith("UPDATE")]
     assert "RETURNING" in update
+
+
+@pytest.mark.parametrize("spelling", ["plain", "link", "async"])
+def test_transactions_begin_in_the_order_they_came(tmp_path: Path, spelling: str) -> None:
+    """Who waits for the write lock gets it before those of its process that came later, and come again and again."""
+    path = tmp_path / "jobs.db"
+    holder = sqlite_setup.configure(create_engine(f"sqlite:///{path}"))
+    (tmp_path / "other.db").symlink_to(path)
+    names = {"plain": path, "link": tmp_path / "other.db", "async": path}
+    engine = sqlite_setup.configure(create_engine(f"sqlite:///{names[spelling]}"))
+    async_twin = sqlite_setup.configure(create_async_engine(f"sqlite+aiosqlite:///{path}"))
+    order: list[int] = []
+
+    def begin(number: int) -> None:
+        with engine.begin():
+            order.append(number)
+
+    async def begin_async(number: int) -> None:
+        async with async_twin.begin():
+            order.append(number)
+        await async_twin.dispose()
+
+    def come(number: int) -> threading.Thread:
+        is_async = spelling == "async" and number == 1
+        work = (lambda: asyncio.run(begin_async(number))) if is_async else (lambda: begin(number))
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    queue = sqlite_setup._queue_of(str(path))
+    with holder.connect() as first:
+        first.begin()
+        threads = []
+        for number in range(5):
+            threads.append(come(number))
+            wait_until(lambda: len(queue._tickets) == len(threads), what="its coming into the queue")
+    for thread in threads:
+        thread.join(30)
+    assert order == list(range(5))
+    assert len(queue._tickets) == 0
+
+
+def test_a_waiting_transaction_that_is_given_up_leaves_the_queue(tmp_path: Path) -> None:
+    """A canceled coroutine, and a transaction whose patience ends, hold up nobody who came after them."""
+    path = tmp_path / "jobs.db"
+    patience = timedelta(milliseconds=200)
+    holder = sqlite_setup.configure(create_engine(f"sqlite:///{path}"))
+    hurried = sqlite_setup.configure(create_engine(f"sqlite:///{path}"), busy_timeout=patience)
+    async_engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    sqlite_setup.configure(async_engine, busy_timeout=3 * SECOND)
+    queue = sqlite_setup._queue_of(str(path))
+
+    async def be_canceled() -> None:
+        async def begin() -> None:
+            async with async_engine.begin():
+                pass
+
+        tasks = [asyncio.ensure_future(begin()) for _ in range(2)]
+        while len(queue._tickets) < 2:
+            await asyncio.sleep(0.001)
+        tasks[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[1]
+        assert len(queue._tickets) == 1
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
+        await async_engine.dispose()
+
+    with holder.connect() as first:
+        first.begin()
+        with pytest.raises(OperationalError, match="locked"), hurried.begin():
+            pass
+        assert len(queue._tickets) == 0
+        asyncio.run(be_canceled())
+    assert len(queue._tickets) == 0
+    with holder.begin():
+        pass
