@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from .jobs import JobBase, NewJob, RawJob
     from .kinds import Kind
-    from .session import EnqueueMixin, Session, cancel, enqueue, enqueue_many, retry
+    from .session import EnqueueMixin, Session, cancel, enqueue, enqueue_many, pause, resume, retry
     from .settings import WorkerSettings
     from .states import CancelResult, Enqueued, RetryResult, State, StopCause
     from .worker import Worker
@@ -75,6 +75,8 @@ __all__ = [
     "consume",
     "enqueue",
     "enqueue_many",
+    "pause",
+    "resume",
     "retry",
 ]
 
@@ -104,7 +106,7 @@ _HOMES = {
     ),
     "jobs": ("JobBase", "NewJob", "RawJob"),
     "kinds": ("Kind",),
-    "session": ("EnqueueMixin", "Session", "cancel", "enqueue", "enqueue_many", "retry"),
+    "session": ("EnqueueMixin", "Session", "cancel", "enqueue", "enqueue_many", "pause", "resume", "retry"),
     "settings": ("WorkerSettings",),
     "states": ("CancelResult", "Enqueued", "RetryResult", "State", "StopCause"),
     "worker": ("Worker",),

@@ -5,24 +5,42 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from sqlalchemy import URL, Dialect, Table
 from sqlalchemy.exc import DBAPIError
 
 from .exc import AccessError
+from .schema import pause_table, worker_table
 
-LOOK = ("SELECT",)
-ENQUEUE = ("SELECT", "INSERT")
-OPERATE = ("SELECT", "UPDATE")
-WORK = ("SELECT", "INSERT", "UPDATE", "DELETE")
+
+class Privileges(NamedTuple):
+    """What a role needs on a job table, and on those beside it."""
+
+    job: tuple[str, ...]
+    worker: tuple[str, ...] = ()
+    pause: tuple[str, ...] = ()
+
+    def by_table(self, job: Table) -> dict[Table, tuple[str, ...]]:
+        """The tables on which something is needed, and what."""
+        needed = {job: self.job, worker_table(job): self.worker, pause_table(job): self.pause}
+        return {table: privileges for table, privileges in needed.items() if privileges}
+
+
+LOOK = Privileges(("SELECT",), ("SELECT",), ("SELECT",))
+ENQUEUE = Privileges(("SELECT", "INSERT"))
+OPERATE = Privileges(("SELECT", "UPDATE"))
+DELETE = Privileges(("SELECT", "DELETE"))
+PAUSE = Privileges((), (), ("SELECT", "INSERT", "DELETE"))
+WORK = Privileges(("SELECT", "INSERT", "UPDATE", "DELETE"), ("SELECT", "INSERT", "UPDATE", "DELETE"), ("SELECT",))
 
 DENIED = "42501"
 """PostgreSQL's insufficient_privilege."""
 
 
 @contextmanager
-def demanding(privileges: tuple[str, ...], table: Table, dialect: Dialect, url: URL) -> Iterator[None]:
-    """Turn the database's denial of this very table into one that says what to grant, and to whom.
+def demanding(privileges: Privileges, table: Table, dialect: Dialect, url: URL) -> Iterator[None]:
+    """Turn the database's denial of this very job table into one that says what to grant, and to whom.
 
     Raises:
         AccessError: in place of the denial.
@@ -30,12 +48,13 @@ def demanding(privileges: tuple[str, ...], table: Table, dialect: Dialect, url: 
     try:
         yield
     except DBAPIError as error:
-        if not is_denied(error, table):
+        denied = next((each for each in privileges.by_table(table) if is_denied(error, each)), None)
+        if denied is None:
             raise
         statements = grants(privileges, table, dialect, url.username)
         whose = f"Role {url.username!r}" if url.username else "The role of this connection"
         raise AccessError(
-            f"{whose} may not do this in table {table.fullname!r}: {_first_line(error)}. Have the table's owner run: "
+            f"{whose} may not do this in table {denied.fullname!r}: {_first_line(error)}. Have the table's owner run: "
             + " ".join(statements),
             statements,
         ) from error
@@ -53,13 +72,16 @@ def names(text: str, name: str) -> bool:
     return re.search(rf"""(?:^|[\s'"«„“‘]){re.escape(name)}(?:$|[\s'"»“”’])""", text) is not None
 
 
-def grants(privileges: tuple[str, ...], table: Table, dialect: Dialect, role: str | None) -> tuple[str, ...]:
-    """The statements that give a role what it needs on the table."""
+def grants(privileges: Privileges, table: Table, dialect: Dialect, role: str | None) -> tuple[str, ...]:
+    """The statements that give a role what it needs on the job table and those beside it."""
     preparer = dialect.identifier_preparer
     to = preparer.quote(role) if role else "..."
-    usage = f"GRANT USAGE ON SCHEMA {preparer.quote(table.schema)} TO {to};" if table.schema else None
-    access = f"GRANT {', '.join(privileges)} ON {preparer.format_table(table)} TO {to};"
-    return (usage, access) if usage else (access,)
+    usage = [f"GRANT USAGE ON SCHEMA {preparer.quote(table.schema)} TO {to};"] if table.schema else []
+    access = [
+        f"GRANT {', '.join(needed)} ON {preparer.format_table(each)} TO {to};"
+        for each, needed in privileges.by_table(table).items()
+    ]
+    return (*usage, *access)
 
 
 def _first_line(error: DBAPIError) -> str:

@@ -32,7 +32,7 @@ from sqlalchemy import MetaData, Table
 from .exc import DeclarationError, OptionError
 from .kinds import Kind, KindOptions, Registry, check_topic, described, read_options
 from .payload import RawCodec
-from .schema import job_table
+from .schema import COMPANIONS, job_table
 
 if TYPE_CHECKING:
     from .claims import AsyncClaim, Claim
@@ -164,14 +164,29 @@ def _make_base(cls: type[JobBase], settings: dict[str, Any]) -> None:
 def _table_in(metadata: MetaData, name: str, schema: str | None) -> Table:
     """The job table of this name in `metadata`, which several bases may share."""
     schema = schema or metadata.schema
-    existing = metadata.tables.get(f"{schema}.{name}" if schema else name)
+    existing = metadata.tables.get(_key(name, schema))
     if existing is None:
+        for purpose in COMPANIONS:
+            _refuse_taken(metadata, f"{name}_{purpose}", schema)
         return job_table(metadata, name, schema)
     if not existing.info.get("brooq"):
-        raise OptionError(
-            f"metadata has a table {existing.fullname!r} already. Give the base another table_name= or schema=."
-        )
+        raise _taken(existing)
     return existing
+
+
+def _refuse_taken(metadata: MetaData, name: str, schema: str | None) -> None:
+    if (existing := metadata.tables.get(_key(name, schema))) is not None:
+        raise _taken(existing)
+
+
+def _taken(existing: Table) -> OptionError:
+    return OptionError(
+        f"metadata has a table {existing.fullname!r} already. Give the base another table_name= or schema=."
+    )
+
+
+def _key(name: str, schema: str | None) -> str:
+    return f"{schema}.{name}" if schema else name
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The `job` table as SQLAlchemy Core sees it.
+"""The `job` table as SQLAlchemy Core sees it, and the two small ones beside it.
 
 The only truth about the schema is the Alembic branch ``brooq``; a test holds this definition equal to what the
 branch's newest revision makes. Every name is fixed with `conv`, so that a naming convention of the user's MetaData
@@ -17,6 +17,9 @@ The index for the reaper is on who holds a lease, not on until when. A heartbeat
 PostgreSQL renews in place (a heap-only tuple, manual section 66.7) instead of writing to every index. Its predicate
 names no state: one on ``state = 'processing'`` would be implied by the guard of a settle, and would look like an index
 of one row to a planner whose statistics were taken when nothing was processing.
+
+Beside ``job`` lie ``job_worker``, in which live workers say who they are, and ``job_pause``, whose topics no claim
+takes from. Nothing that must be right is read from the first.
 """
 
 from __future__ import annotations
@@ -67,16 +70,20 @@ STORAGE = {
 """Storage parameters on PostgreSQL."""
 
 
+COMPANIONS = ("worker", "pause")
+"""The tables beside a job table, each named after it: ``job_worker``, ``job_pause``."""
+
+
 def quoted_states(states: tuple[State, ...]) -> str:
     """States as a list of SQL literals. A bound value would hide a partial index from the planner."""
     return ", ".join(f"'{state}'" for state in states)
 
 
 def job_table(metadata: MetaData, name: str = "job", schema: str | None = None) -> Table:
-    """The job table in `metadata`.
+    """The job table in `metadata`, which gets the tables beside it as well.
 
     Args:
-        name: of the table; its constraints and indexes take their names from it.
+        name: of the table; its constraints and indexes and the tables beside it take their names from it.
         schema: where it lies; None for the connection's default one.
 
     Raises:
@@ -87,7 +94,54 @@ def job_table(metadata: MetaData, name: str = "job", schema: str | None = None) 
     _after_create(table, "postgresql", postgresql_storage(table))
     for trigger in sqlite_triggers(table):
         _after_create(table, "sqlite", trigger)
+    worker_table(table)
+    pause_table(table)
     return table
+
+
+def worker_table(job: Table) -> Table:
+    """Who is at work: a row for each live worker, which it writes anew now and then. For people to read.
+
+    Its columns: `id`, as `locked_by` has it; `topics`, a list; `slots`, and how many of them are `running`;
+    `live_until`, when the worker is to be taken for gone unless it has been seen again; `reaps_at`, when it next looks
+    for leases that ran out.
+    """
+    return _companion(
+        job,
+        "worker",
+        Column("id", Text(), nullable=False),
+        Column("host", Text(), nullable=False),
+        Column("pid", Integer(), nullable=False),
+        Column("version", Text(), nullable=False),
+        Column("topics", Payload(), nullable=False),
+        Column("slots", Integer(), nullable=False),
+        Column("running", Integer(), nullable=False),
+        Column("started_at", Instant(), nullable=False, server_default=now()),
+        Column("seen_at", Instant(), nullable=False, server_default=now()),
+        Column("live_until", Instant(), nullable=False),
+        Column("reaps_at", Instant()),
+    )
+
+
+def pause_table(job: Table) -> Table:
+    """The topics that no worker claims from."""
+    return _companion(
+        job,
+        "pause",
+        Column("topic", Text(), nullable=False),
+        Column("paused_at", Instant(), nullable=False, server_default=now()),
+        Column("paused_by", Text()),
+        Column("reason", Text()),
+    )
+
+
+def _companion(job: Table, purpose: str, key: Column[Any], *columns: Column[Any]) -> Table:
+    name = f"{job.name}_{purpose}"
+    existing = job.metadata.tables.get(f"{job.schema}.{name}" if job.schema else name)
+    if existing is not None and existing.info.get("brooq_beside") == job.name:
+        return existing
+    primary = PrimaryKeyConstraint(key.name, name=conv(f"{name}_pkey"))
+    return Table(name, job.metadata, key, *columns, primary, schema=job.schema, info={"brooq_beside": job.name})
 
 
 def _columns() -> list[Column[Any]]:

@@ -28,7 +28,7 @@ from . import access, wake
 from .durations import parse_duration
 from .exc import EnqueueError, OptionError, SchemaError
 from .jobs import JobBase, NewJob, RawJob, encode, table_of
-from .kinds import MAX_DURATION, check_integer
+from .kinds import MAX_DURATION, check_integer, check_topic
 from .schema import EARLIEST, LATEST, PRIORITIES
 from .sqlite import check_transaction
 from .statements import enqueue as statements
@@ -45,6 +45,9 @@ SyncTarget: TypeAlias = "_Session | scoped_session[Any] | Connection"
 
 MAX_KEY = 1_000
 """The longest key, in characters: an index entry must hold it."""
+
+MAX_NOTE = 1_000
+"""The longest reason of a pause, in characters."""
 
 BULK = 1_000
 """How many jobs one statement of `enqueue_many` puts."""
@@ -192,6 +195,55 @@ def retry(session: Any, base: type[JobBase], job_id: uuid.UUID | str) -> RetryRe
     answer: RetryResult | Awaitable[RetryResult]
     wanted = _check_id(job_id)
     answer = _operate(session, base, lambda store, connection: store.retry(connection, wanted))
+    return answer
+
+
+@overload
+def pause(
+    session: SyncTarget, base: type[JobBase], topic: str, *, reason: str | None = None, by: str | None = None
+) -> bool: ...
+@overload
+def pause(
+    session: AsyncTarget, base: type[JobBase], topic: str, *, reason: str | None = None, by: str | None = None
+) -> Awaitable[bool]: ...
+def pause(
+    session: Any, base: type[JobBase], topic: str, *, reason: str | None = None, by: str | None = None
+) -> bool | Awaitable[bool]:
+    """Let no worker start jobs of the topic, from the commit of the caller's transaction on.
+
+    It holds for all workers at once, those that are started later too, until `resume`. What runs goes on. Jobs can be
+    enqueued, canceled and retried as ever.
+
+    Args:
+        reason: shown beside the topic.
+        by: who pauses, shown likewise.
+
+    Returns:
+        Whether the topic was open until now. If it was paused before, that pause stays as it was.
+    """
+    answer: bool | Awaitable[bool]
+    wanted, why, who = check_topic(topic), _check_note("reason", reason), _check_note("by", by)
+
+    def move(store: JobStore, connection: Connection) -> bool:
+        return store.pause(connection, wanted, reason=why, by=who)
+
+    answer = _operate(session, base, move, access.PAUSE)
+    return answer
+
+
+@overload
+def resume(session: SyncTarget, base: type[JobBase], topic: str) -> bool: ...
+@overload
+def resume(session: AsyncTarget, base: type[JobBase], topic: str) -> Awaitable[bool]: ...
+def resume(session: Any, base: type[JobBase], topic: str) -> bool | Awaitable[bool]:
+    """Let workers start jobs of the topic again, from the commit of the caller's transaction on.
+
+    Returns:
+        Whether it was paused until now.
+    """
+    answer: bool | Awaitable[bool]
+    wanted = check_topic(topic)
+    answer = _operate(session, base, lambda store, connection: store.resume(connection, wanted), access.PAUSE)
     return answer
 
 
@@ -500,12 +552,27 @@ def _check_id(value: object) -> uuid.UUID:
         raise OptionError(f"The job id is {value!r:.200}. Give the `id` of an Enqueued: a UUID, or its text.") from None
 
 
-def _operate(target: Any, base: type[JobBase], move: Callable[[JobStore, Connection], Any]) -> Any:
+def _check_note(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > MAX_NOTE or "\0" in value:
+        raise OptionError(
+            f"{name} is {value!r:.200}. Give a string of {MAX_NOTE:,} characters at the most, without NUL."
+        )
+    return value
+
+
+def _operate(
+    target: Any,
+    base: type[JobBase],
+    move: Callable[[JobStore, Connection], Any],
+    privileges: access.Privileges = access.OPERATE,
+) -> Any:
     store = JobStore(base.__table__)
 
     def work(sync: Any) -> Any:
         connection = _connection(sync, store.table)
-        with explained(connection, store.table, access.OPERATE):
+        with explained(connection, store.table, privileges):
             return move(store, connection)
 
     return _run_async(target, work) if _is_async(target) else work(target)
@@ -522,7 +589,7 @@ def _check_database(connection: Connection) -> None:
 
 
 @contextmanager
-def explained(connection: Connection | Engine, table: Table, privileges: tuple[str, ...]) -> Iterator[None]:
+def explained(connection: Connection | Engine, table: Table, privileges: access.Privileges) -> Iterator[None]:
     """Add the next step to the database's complaint that the table is missing, or that the role may not use it so.
 
     Raises:
@@ -532,10 +599,12 @@ def explained(connection: Connection | Engine, table: Table, privileges: tuple[s
         with access.demanding(privileges, table, connection.dialect, connection.engine.url):
             yield
     except DBAPIError as error:
-        if is_missing_table(error, table, connection):
+        missing = [each for each in privileges.by_table(table) if is_missing_table(error, each, connection)]
+        if missing:
             raise SchemaError(
-                f"The database has no table {table.fullname!r}. Run 'alembic upgrade brooq@head', or 'brooq-sa migrate"
-                " upgrade' if you do not use Alembic; if it lies elsewhere, give the base its schema= and table_name=."
+                f"The database has no table {missing[0].fullname!r}. Run 'alembic upgrade brooq@head', or 'brooq-sa"
+                " migrate upgrade' if you do not use Alembic; if it lies elsewhere, give the base its schema= and"
+                " table_name=."
             ) from error
         raise
 

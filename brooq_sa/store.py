@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Executable, Table
 from . import wake
 from .exc import AccessError
 from .schema import PRIORITIES
-from .statements import claim, enqueue, inspect, lease, operate, settle, upkeep
+from .statements import claim, enqueue, inspect, lease, operate, pause, settle, upkeep
 from .states import CancelResult, RetryResult, State
 
 TOO_MANY_CRASHES = "parked: its worker crashed while it ran, as often as max_crashes allows"
@@ -302,6 +302,19 @@ class JobStore:
                 case _:
                     continue
         raise self._kept(connection, job_id, "retried")
+
+    def pause(self, connection: Connection, topic: str, *, reason: str | None = None, by: str | None = None) -> bool:
+        """Let no claim take jobs of the topic; whether it was open until now."""
+        terms = {"new_topic": topic, "new_reason": reason, "new_paused_by": by}
+        return connection.execute(pause.pause(self.table, connection.dialect.name), terms).first() is not None
+
+    def resume(self, connection: Connection, topic: str) -> bool:
+        """Let claims take jobs of the topic again; whether it was paused until now."""
+        if connection.execute(pause.resume(self.table), {"topic": topic}).first() is None:
+            return False
+        notify(connection, self.table, wake.JOBS + topic)
+        wake.tell_of_jobs(connection, self.table)
+        return True
 
     def _kept(self, connection: Connection, job_id: uuid.UUID, moved: str) -> AccessError:
         state = self._state(connection, job_id)

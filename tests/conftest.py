@@ -122,9 +122,9 @@ EMPTY = """
     BEGIN
         FOR found IN SELECT oid FROM pg_class
             WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace
-            AND relname <> 'job' AND relname <> 'job_brooq_version'
+            AND relname NOT IN ('job', 'job_worker', 'job_pause', 'job_brooq_version')
         LOOP EXECUTE format('DROP TABLE %s CASCADE', found); END LOOP;
-        TRUNCATE job;
+        TRUNCATE job, job_worker, job_pause;
     END $$
 """
 

@@ -56,7 +56,7 @@ def opened(text: str) -> Iterator[Engine]:
 
 
 @contextmanager
-def reading(engine: Engine, table: Table, privileges: tuple[str, ...] = access.LOOK) -> Iterator[Connection]:
+def reading(engine: Engine, table: Table, privileges: access.Privileges = access.LOOK) -> Iterator[Connection]:
     """A connection for SELECTs, which on SQLite waits for nobody; what is missing there is explained."""
     from brooq_sa.session import explained
 
@@ -68,7 +68,7 @@ def reading(engine: Engine, table: Table, privileges: tuple[str, ...] = access.L
 
 
 @contextmanager
-def writing(engine: Engine, table: Table, privileges: tuple[str, ...]) -> Iterator[Connection]:
+def writing(engine: Engine, table: Table, privileges: access.Privileges) -> Iterator[Connection]:
     """A connection in a transaction, which is committed at the end; what is missing there is explained."""
     from brooq_sa.session import explained
 

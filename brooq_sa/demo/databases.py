@@ -19,7 +19,7 @@ from .models import Base
 from .server import server
 
 JOB = DemoJob.__table__
-OWN_TABLES = [table for table in Base.metadata.sorted_tables if table is not JOB]
+OWN_TABLES = [table for table in Base.metadata.sorted_tables if not {"brooq", "brooq_beside"} & table.info.keys()]
 ALL_NAMES = [*(table.name for table in Base.metadata.sorted_tables), migrations.version_table(JOB.name)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -63,8 +64,11 @@ def _demand_attached(context: MigrationContext, schema: str) -> None:
         )
 
 
-def refuse_existing(context: MigrationContext, target: Target) -> None:
-    """No table has the target's name yet.
+def refuse_existing(context: MigrationContext, target: Target, companions: Sequence[str] = ()) -> None:
+    """No table has the target's name yet, nor that of a table beside it.
+
+    Args:
+        companions: what the names of those end with.
 
     Raises:
         MigrationError: one has; the text says what kind, and which option names another.
@@ -73,6 +77,9 @@ def refuse_existing(context: MigrationContext, target: Target) -> None:
         return
     inspector = _inspect(context)
     if not inspector.has_table(target.table, schema=target.schema):
+        for name in (f"{target.table}_{companion}" for companion in companions):
+            if inspector.has_table(name, schema=target.schema):
+                raise _foreign(f"{target}".removesuffix(target.table) + name)
         return
     columns = {column["name"] for column in inspector.get_columns(target.table, schema=target.schema)}
     if columns >= TELLING_COLUMNS:
@@ -81,8 +88,12 @@ def refuse_existing(context: MigrationContext, target: Target) -> None:
             f" (its version table is {context.version_table!r}). Migrate it with what made it; if nothing keeps its"
             " revision, drop it when it is empty, or run Alembic's `stamp` on it."
         )
-    raise MigrationError(
-        f"Table {str(target)!r} exists already, and is not brooq-sa's. Give the job table another name: option"
+    raise _foreign(str(target))
+
+
+def _foreign(table: str) -> MigrationError:
+    return MigrationError(
+        f"Table {table!r} exists already, and is not brooq-sa's. Give the job table another name: option"
         " brooq_table in alembic.ini or [tool.alembic], `-x brooq_table=NAME`, or --table of `brooq-sa migrate`;"
         " brooq_schema (--schema) puts it into a schema of its own."
     )

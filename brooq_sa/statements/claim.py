@@ -7,7 +7,7 @@ On PostgreSQL one statement serves all the wanted topics::
         SELECT ... FROM level, LATERAL (                   --   for each priority it has, smallest first
           SELECT id ... ORDER BY available_at, id LIMIT n  --     an ordered probe of the ready index, locking
           FOR NO KEY UPDATE SKIP LOCKED)                   --     what it finds
-        LIMIT want.room)                                   --   stops as soon as the topic's room is full
+        LIMIT want.room)                                   --   stops as soon as the topic's room is full; 0 if paused
       LIMIT room))                                         -- stops as soon as there is no room at all
 
 A probe reads only rows that it takes (or that somebody holds locked). A million jobs of another topic, a million
@@ -16,6 +16,9 @@ scheduled for later and a million finished cost it nothing, whatever their prior
 `level` walks the distinct priorities by jumping from one to the next through the index (a loose index scan; the
 PostgreSQL wiki describes it). One `ORDER BY priority, available_at` over the whole topic would be simpler, but would
 step over every job that a smaller priority has scheduled for later.
+
+That a topic is paused is asked in the LIMIT, once a topic and before the probes: a limit of 0 runs nothing beneath it.
+As a condition it might be joined after the probes, which would lock and drop what they find.
 
 SQLite has neither LATERAL nor row locks. There `claim_level` takes from one topic and priority inside BEGIN IMMEDIATE.
 """
@@ -48,7 +51,7 @@ from sqlalchemy.dialects import postgresql
 from ..functions import json_text, now, now_plus, picked, seconds_since
 from ..schema import ATTEMPTS_CEILING
 from ..states import State
-from .guards import is_ready, literal_state
+from .guards import is_paused, is_ready, literal_state
 
 
 @cache
@@ -78,8 +81,9 @@ def claim(job: Table) -> Executable:
         .correlate(want, level)
         .lateral("due")
     )
+    room_if_open = case((is_paused(job, want.c.topic), literal_column("0")), else_=want.c.room)
     of_topic = (
-        select(due.c.id).select_from(level.join(due, true())).limit(want.c.room).correlate(want).lateral("of_topic")
+        select(due.c.id).select_from(level.join(due, true())).limit(room_if_open).correlate(want).lateral("of_topic")
     )
     chosen = (
         select(of_topic.c.id)
@@ -108,9 +112,12 @@ def _priorities(job: Table, want: Any) -> Any:
 
 @cache
 def next_priority(job: Table) -> Executable:
-    """The smallest priority above `above` among the topic's ready jobs; NULL if there is none."""
+    """The smallest priority above `above` among the topic's ready jobs; NULL if there is none, or it is paused."""
+    topic = bindparam("of_topic", type_=Text())
+    # Not as a condition of its own, which SQLite would ask of each ready job in turn.
+    topic_if_open = select(topic).where(~is_paused(job, topic)).scalar_subquery()
     return select(func.min(job.c.priority)).where(
-        job.c.topic == bindparam("of_topic", type_=Text()),
+        job.c.topic == topic_if_open,
         is_ready(job),
         job.c.priority > bindparam("above", type_=Integer()),
     )

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Integer, Table, Text, and_, bindparam, cast, literal_column, null
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Integer,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    exists,
+    literal_column,
+    null,
+    select,
+)
 
 from ..functions import ById, IdArray, entry, one_of
+from ..schema import pause_table
 from ..states import READY, State
 
 UNLEASED: dict[str, Any] = {"locked_by": null(), "locked_until": null()}
@@ -28,6 +42,12 @@ def is_ready(job: FromClause) -> ColumnElement[bool]:
 
 def is_processing(job: Table) -> ColumnElement[bool]:
     return job.c.state == literal_state(State.PROCESSING)
+
+
+def is_paused(job: Table, topic: ColumnElement[str]) -> ColumnElement[bool]:
+    """Whether nothing of the topic is to be claimed."""
+    pause = pause_table(job)
+    return exists(select(literal_column("1")).where(pause.c.topic == topic).correlate_except(pause))
 
 
 def is_among(job: Table) -> ColumnElement[bool]:

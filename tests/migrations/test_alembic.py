@@ -72,7 +72,11 @@ def test_repository_takes_options(clone: Path, empty_pg_url: str, alembic: Run) 
     alembic(clone, *options, "upgrade", "brooq@head")
     assert "No new upgrade operations" in alembic(clone, *options, "check").output
     engine = create_engine(empty_pg_url)
-    assert inspect(engine).get_table_names(schema="queue") == ["background_job"]
+    assert sorted(inspect(engine).get_table_names(schema="queue")) == [
+        "background_job",
+        "background_job_pause",
+        "background_job_worker",
+    ]
     engine.dispose()
 
 
@@ -87,7 +91,7 @@ def test_repository_has_a_default_database(clone: Path, alembic_command: Run) ->
     """Without DATABASE_URL it is a SQLite file beside alembic.ini."""
     alembic_command(clone, "upgrade", "brooq@head")
     engine = create_engine(f"sqlite:///{clone / 'brooq.db'}")
-    assert tables(engine) == ["alembic_version", "job"]
+    assert tables(engine) == ["alembic_version", "job", "job_pause", "job_worker"]
     engine.dispose()
 
 
@@ -164,11 +168,11 @@ def test_branches_side_by_side(
 ) -> None:
     """A consumer's branch and ours go up and down together and each alone, in one version table (M2)."""
     alembic(project.folder, "upgrade", "brooq@head")
-    assert tables(empty) == ["alembic_version", "job"]
+    assert tables(empty) == ["alembic_version", "job", "job_pause", "job_worker"]
     assert describe(empty) == as_made_by_upgrade
 
     alembic(project.folder, "upgrade", "heads")
-    assert tables(empty) == ["alembic_version", "job", "orders"]
+    assert tables(empty) == ["alembic_version", "job", "job_pause", "job_worker", "orders"]
     shown = alembic(project.folder, "current").output
     assert "brooq_0001 (head)" in shown
     assert "app_0001 (head)" in shown
@@ -185,7 +189,7 @@ def test_options_in_the_projects_file(project: Project, empty: Engine, alembic: 
     """The consumer's alembic.ini names the table, for every command alike (M3)."""
     project.configure(BOTH_BRANCHES + "brooq_table = background_job\n")
     alembic(project.folder, "upgrade", "brooq@head")
-    assert tables(empty) == ["alembic_version", "background_job"]
+    assert tables(empty) == ["alembic_version", "background_job", "background_job_pause", "background_job_worker"]
     alembic(project.folder, "downgrade", "brooq@base")
     assert tables(empty) == ["alembic_version"]
 
@@ -245,7 +249,7 @@ job_table(metadata)
 include_name = None
 """
 FILTERED = """\
-QUEUE_TABLES = {"job"}
+QUEUE_TABLES = {"job", "job_worker", "job_pause"}
 
 
 def include_name(name, type_, parent_names):
@@ -303,12 +307,12 @@ def test_step_takes_a_name(project: Project, empty: Engine, alembic: Run) -> Non
     project.configure("path_separator = os\nbrooq_table = from_options\n")
     project.revise("app_0002", STEP.format(where=', table="nightly"'))
     alembic(project.folder, "upgrade", "head")
-    assert tables(empty) == ["alembic_version", "nightly", "orders"]
+    assert tables(empty) == ["alembic_version", "nightly", "nightly_pause", "nightly_worker", "orders"]
     alembic(project.folder, "downgrade", "base")
 
     project.revise("app_0002", STEP.format(where=""))
     alembic(project.folder, "upgrade", "head")
-    assert tables(empty) == ["alembic_version", "from_options", "orders"]
+    assert tables(empty) == ["alembic_version", "from_options", "from_options_pause", "from_options_worker", "orders"]
 
 
 def test_step_that_does_not_exist(project: Project, alembic: Run) -> None:

@@ -31,7 +31,7 @@ def test_up_current_down(empty: Engine, empty_url: str) -> None:
     """Upgrade, current and downgrade say what they did, on a plain URL from the environment (M1)."""
     url = empty_url.replace("+psycopg", "")
     assert run("upgrade", url=url).output == "job: brooq_0001, was none\n"
-    assert tables(empty) == ["job", "job_brooq_version"]
+    assert tables(empty) == ["job", "job_brooq_version", "job_pause", "job_worker"]
     assert run("upgrade", url=url).output == "job: brooq_0001 already\n"
     assert run("current", url=url).output == "job: brooq_0001, newest is brooq_0001\n"
     assert run("downgrade", "base", "--yes", url=url).output == "job: none, was brooq_0001\n"

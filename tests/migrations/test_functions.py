@@ -21,7 +21,7 @@ def tables(bind: Engine | Connection) -> list[str]:
     return sorted(inspect(bind).get_table_names())
 
 
-OURS = ["job", "job_brooq_version"]
+OURS = ["job", "job_brooq_version", "job_pause", "job_worker"]
 
 
 def test_current_follows_up_and_down(empty: Engine) -> None:

@@ -47,22 +47,27 @@ def engine(empty: Engine, place: tuple[str, str | None], tmp_path: Path) -> Iter
     empty.dispose()
 
 
-def made_by_core(engine: Engine, table: str, schema: str | None) -> Description:
+def described(engine: Engine, table: str, schema: str | None) -> list[Description]:
+    """The job table, and those beside it."""
+    return [describe(engine, f"{table}{end}", schema) for end in ("", "_worker", "_pause")]
+
+
+def made_by_core(engine: Engine, table: str, schema: str | None) -> list[Description]:
     core = job_table(MetaData(), table, schema)
     core.metadata.create_all(engine)
-    description = describe(engine, table, schema)
+    descriptions = described(engine, table, schema)
     core.metadata.drop_all(engine)
-    return description
+    return descriptions
 
 
 def test_branch_makes_the_core_table(engine: Engine, place: tuple[str, str | None]) -> None:
     """Columns, defaults, checks, indexes, storage and triggers are those of the Core table (M1, M3, M5, M6)."""
     table, schema = place
     migrations.upgrade(engine, table=table, schema=schema)
-    migrated = describe(engine, table, schema)
+    migrated = described(engine, table, schema)
     migrations.downgrade(engine, table=table, schema=schema)
 
-    assert migrated["columns"], "the comparison found no table"
+    assert all(each["columns"] for each in migrated), "the comparison found no table"
     assert made_by_core(engine, table, schema) == migrated
 
 
@@ -70,19 +75,19 @@ def test_down_takes_everything_and_up_brings_it_back(engine: Engine, place: tupl
     """Downgrading an empty database leaves no table of ours, and upgrading it again makes the same (M1)."""
     table, schema = place
     migrations.upgrade(engine, table=table, schema=schema)
-    first = describe(engine, table, schema)
+    first = described(engine, table, schema)
     migrations.downgrade(engine, table=table, schema=schema)
     assert inspect(engine).get_table_names(schema=schema) == []
 
     migrations.upgrade(engine, table=table, schema=schema)
-    assert describe(engine, table, schema) == first
+    assert described(engine, table, schema) == first
 
 
 def test_printed_sql_makes_the_same(engine: Engine, place: tuple[str, str | None]) -> None:
     """The SQL printed for upgrade and downgrade does what running them does (M1)."""
     table, schema = place
     migrations.upgrade(engine, table=table, schema=schema)
-    migrated = describe(engine, table, schema)
+    migrated = described(engine, table, schema)
     migrations.downgrade(engine, table=table, schema=schema)
 
     up, down = io.StringIO(), io.StringIO()
@@ -90,7 +95,7 @@ def test_printed_sql_makes_the_same(engine: Engine, place: tuple[str, str | None
     migrations.downgrade(engine, table=table, schema=schema, out=down)
 
     run_script(engine, up.getvalue())
-    assert describe(engine, table, schema) == migrated
+    assert described(engine, table, schema) == migrated
     assert migrations.current(engine, table=table, schema=schema) == migrations.head()
 
     run_script(engine, down.getvalue())
@@ -149,4 +154,9 @@ def test_two_tables_live_side_by_side(empty: Engine) -> None:
     migrations.downgrade(empty)
     assert migrations.current(empty) is None
     assert migrations.current(empty, table="nightly") == migrations.head()
-    assert sorted(inspect(empty).get_table_names()) == ["nightly", "nightly_brooq_version"]
+    assert sorted(inspect(empty).get_table_names()) == [
+        "nightly",
+        "nightly_brooq_version",
+        "nightly_pause",
+        "nightly_worker",
+    ]

@@ -130,6 +130,21 @@ def test_claim_of_an_idle_topic_reads_nothing(connection: Connection) -> None:
     assert plan.rows_read == 0, plan
 
 
+def test_claim_of_a_paused_topic_looks_at_no_job(connection: Connection) -> None:
+    """A paused topic costs a look at the pauses; the topics beside it are claimed from as ever."""
+    STORE.pause(connection, "other")
+    with explained(connection) as plans:
+        assert STORE.claim(connection, {"other": 100}, room=100, worker="me", lease=LEASE) == []
+        claimed = STORE.claim(connection, {"other": 10, loaded.TOPIC: 10}, room=15, worker="me", lease=LEASE)
+    assert [job.topic for job in claimed] == [loaded.TOPIC] * 10
+    paused, both = plans
+    assert paused.rows_read <= 2, paused
+    assert paused.locked == 0, paused
+    assert paused.buffers <= 20, paused
+    assert fits(both, taken=10, pages_each=40, pages_at_least=60)
+    assert locks_once(both, at_most=10)
+
+
 @pytest.mark.parametrize("state", [State.DONE, State.FAILED, State.DEAD])
 @pytest.mark.parametrize("count", [1, loaded.HELD_BY_EACH])
 def test_settle_looks_at_its_own_jobs(connection: Connection, state: State, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The job table.
+"""The job table, and those beside it: live workers, paused topics.
 
 Frozen: it spells its DDL out and imports nothing that a later release may change.
 """
@@ -32,7 +32,7 @@ def apply(context: MigrationContext, target: Target) -> None:
     """The job table exists, with all that belongs to it."""
     prepare(context)
     groundwork.make_schema(context, target)
-    groundwork.refuse_existing(context, target)
+    groundwork.refuse_existing(context, target, COMPANIONS)
     for statement in STATEMENTS[context.dialect.name]:
         run(context, written_for(target, statement, context.dialect.name))
 
@@ -40,7 +40,8 @@ def apply(context: MigrationContext, target: Target) -> None:
 def revert(context: MigrationContext, target: Target) -> None:
     """The job table is gone. Its schema stays: others may use it, and it may have been there before."""
     prepare(context)
-    run(context, written_for(target, "DROP TABLE {table}", context.dialect.name))
+    for table in ("{pause}", "{worker}", "{table}"):
+        run(context, written_for(target, f"DROP TABLE {table}", context.dialect.name))
 
 
 def prepare(context: MigrationContext) -> None:
@@ -56,19 +57,24 @@ def prepare(context: MigrationContext) -> None:
 def written_for(target: Target, statement: str, dialect: str) -> str:
     """A statement with the target's names in it.
 
-    ``{table}`` is the table with its schema, ``{on}`` the same after an index or a trigger, and the rest are names made
-    from the table's. SQLite wants the schema before an index's or a trigger's name, and not before the table it is on.
+    ``{table}`` is the table with its schema, ``{on}`` the same after an index or a trigger; ``{worker}`` and
+    ``{pause}`` are the tables beside it, with theirs; the rest are names made from the table's. SQLite wants the schema
+    before an index's or a trigger's name, and not before the table it is on.
     """
     schema = "" if target.schema is None else f"{quote(target.schema)}."
     inner, outer = (schema, "") if dialect == "sqlite" else ("", schema)
     names = {"table": schema + quote(target.table), "on": outer + quote(target.table)}
+    names |= {suffix: schema + quote(f"{target.table}_{suffix}") for suffix in COMPANIONS}
     names |= {suffix: quote(f"{target.table}_{suffix}") for suffix in CONSTRAINTS}
     names |= {suffix: inner + quote(f"{target.table}_{suffix}") for suffix in ATTACHMENTS}
     return statement.format(**names)
 
 
+COMPANIONS = ("worker", "pause")
 CONSTRAINTS = (
     "pkey",
+    "worker_pkey",
+    "pause_pkey",
     "state_check",
     "topic_check",
     "attempts_check",
@@ -88,6 +94,56 @@ INDEXES = (
     # Enqueue with a key.
     "CREATE UNIQUE INDEX {key_idx} ON {on} (topic, idempotency_key) WHERE idempotency_key IS NOT NULL",
 )
+
+POSTGRESQL_WORKER = """\
+CREATE TABLE {worker} (
+    id TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    version TEXT NOT NULL,
+    topics JSONB NOT NULL,
+    slots INTEGER NOT NULL,
+    running INTEGER NOT NULL,
+    started_at TIMESTAMP WITH TIME ZONE DEFAULT statement_timestamp() NOT NULL,
+    seen_at TIMESTAMP WITH TIME ZONE DEFAULT statement_timestamp() NOT NULL,
+    live_until TIMESTAMP WITH TIME ZONE NOT NULL,
+    reaps_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT {worker_pkey} PRIMARY KEY (id)
+)"""
+
+POSTGRESQL_PAUSE = """\
+CREATE TABLE {pause} (
+    topic TEXT NOT NULL,
+    paused_at TIMESTAMP WITH TIME ZONE DEFAULT statement_timestamp() NOT NULL,
+    paused_by TEXT,
+    reason TEXT,
+    CONSTRAINT {pause_pkey} PRIMARY KEY (topic)
+)"""
+
+SQLITE_WORKER = """\
+CREATE TABLE {worker} (
+    id TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    version TEXT NOT NULL,
+    topics TEXT NOT NULL,
+    slots INTEGER NOT NULL,
+    running INTEGER NOT NULL,
+    started_at TEXT DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')) NOT NULL,
+    seen_at TEXT DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')) NOT NULL,
+    live_until TEXT NOT NULL,
+    reaps_at TEXT,
+    CONSTRAINT {worker_pkey} PRIMARY KEY (id)
+)"""
+
+SQLITE_PAUSE = """\
+CREATE TABLE {pause} (
+    topic TEXT NOT NULL,
+    paused_at TEXT DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')) NOT NULL,
+    paused_by TEXT,
+    reason TEXT,
+    CONSTRAINT {pause_pkey} PRIMARY KEY (topic)
+)"""
 
 POSTGRESQL_TABLE = """\
 CREATE TABLE {table} (
@@ -174,6 +230,6 @@ SQLITE_TRIGGERS = tuple(
 )
 
 STATEMENTS = {
-    "postgresql": (POSTGRESQL_TABLE, *INDEXES),
-    "sqlite": (SQLITE_TABLE, *INDEXES, *SQLITE_TRIGGERS),
+    "postgresql": (POSTGRESQL_TABLE, *INDEXES, POSTGRESQL_WORKER, POSTGRESQL_PAUSE),
+    "sqlite": (SQLITE_TABLE, *INDEXES, *SQLITE_TRIGGERS, SQLITE_WORKER, SQLITE_PAUSE),
 }
