@@ -1,0 +1,8 @@
+"""All rows, in the order of the table."""
+
+from __future__ import annotations
+
+from benchmarks import drains
+from benchmarks.measuring import Row
+
+ROWS: tuple[Row, ...] = (*drains.ROWS,)
