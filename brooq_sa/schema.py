@@ -70,6 +70,9 @@ STORAGE = {
 """Storage parameters on PostgreSQL."""
 
 
+REVISION = "brooq_0001"
+"""The revision of the branch that this definition is equal to."""
+
 COMPANIONS = ("worker", "pause")
 """The tables beside a job table, each named after it: ``job_worker``, ``job_pause``."""
 
@@ -89,11 +92,20 @@ def job_table(metadata: MetaData, name: str = "job", schema: str | None = None) 
     Raises:
         sqlalchemy.exc.InvalidRequestError: `metadata` has a table of this name already.
     """
-    table = Table(name, metadata, *_columns(), *_constraints(name), schema=schema, info={"brooq": True})
+    table = Table(
+        name,
+        metadata,
+        *_columns(),
+        *_constraints(name),
+        schema=schema,
+        comment=f"Jobs of brooq-sa, at revision {REVISION}",
+        info={"brooq": True},
+    )
     _add_indexes(table)
     _after_create(table, "postgresql", postgresql_storage(table))
     for trigger in sqlite_triggers(table):
         _after_create(table, "sqlite", trigger)
+    _after_create(table, "sqlite", _sqlite_revision(table))
     worker_table(table)
     pause_table(table)
     return table
@@ -227,6 +239,14 @@ def sqlite_triggers(table: Table) -> list[str]:
         _trigger(table, "insert", "INSERT", odd, reshaped),
         _trigger(table, "update", f"UPDATE OF {', '.join(INSTANTS)}", odd, reshaped),
     ]
+
+
+def _sqlite_revision(table: Table) -> str:
+    """DDL for what a comment says on PostgreSQL; the trigger never fires."""
+    name = _quoted(f"{table.name}_revision", table.schema)
+    return (
+        f"CREATE TRIGGER {name} AFTER UPDATE OF id ON {_quoted(table.name)} WHEN 0 BEGIN SELECT '{REVISION}'; END"
+    )
 
 
 def _trigger(table: Table, purpose: str, moment: str, condition: str, assignments: str) -> str:

@@ -64,6 +64,23 @@ def _demand_attached(context: MigrationContext, schema: str) -> None:
         )
 
 
+def note_revision(context: MigrationContext, target: Target, revision: str) -> None:
+    """The job table itself says which revision it is at, whoever migrates it and wherever they note that.
+
+    On PostgreSQL its comment does. SQLite knows no comments on tables: there it is the text of a trigger that never
+    fires, which goes when the table goes.
+    """
+    table = quote(target.table)
+    if context.dialect.name == "postgresql":
+        place = table if target.schema is None else f"{quote(target.schema)}.{table}"
+        run(context, f"COMMENT ON TABLE {place} IS 'Jobs of brooq-sa, at revision {revision}'")
+        return
+    trigger = quote(f"{target.table}_revision")
+    place = trigger if target.schema is None else f"{quote(target.schema)}.{trigger}"
+    run(context, f"DROP TRIGGER IF EXISTS {place}")
+    run(context, f"CREATE TRIGGER {place} AFTER UPDATE OF id ON {table} WHEN 0 BEGIN SELECT '{revision}'; END")
+
+
 def refuse_existing(context: MigrationContext, target: Target, companions: Sequence[str] = ()) -> None:
     """No table has the target's name yet, nor that of a table beside it.
 

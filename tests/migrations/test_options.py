@@ -62,6 +62,6 @@ def test_empty_counts_as_none(tmp_path: Path) -> None:
 
 def test_misspelt_option_is_refused(tmp_path: Path) -> None:
     """A misspelt option does not build the table in the wrong place (M3)."""
-    with pytest.raises(MigrationError, match=r"brooq_shema.*brooq_table and brooq_schema"):
+    with pytest.raises(MigrationError, match=r"brooq_shema.*brooq_table, brooq_schema, brooq_database"):
         read(config(tmp_path, x=("brooq_shema=queue",)))
     assert read(config(tmp_path, x=("url=mine",))) == Target("job", None)

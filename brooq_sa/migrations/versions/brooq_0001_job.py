@@ -5,6 +5,8 @@ Frozen: it spells its DDL out and imports nothing that a later release may chang
 
 from __future__ import annotations
 
+from typing import Any
+
 from alembic import op
 from alembic.runtime.migration import MigrationContext
 
@@ -18,14 +20,16 @@ branch_labels = ("brooq",)
 depends_on = None
 
 
-def upgrade() -> None:
+def upgrade(**environment: Any) -> None:
     context = op.get_context()
-    apply(context, options.target(context))
+    if options.is_meant(context, environment):
+        apply(context, options.target(context))
 
 
-def downgrade() -> None:
+def downgrade(**environment: Any) -> None:
     context = op.get_context()
-    revert(context, options.target(context))
+    if options.is_meant(context, environment):
+        revert(context, options.target(context))
 
 
 def apply(context: MigrationContext, target: Target) -> None:
@@ -35,6 +39,7 @@ def apply(context: MigrationContext, target: Target) -> None:
     groundwork.refuse_existing(context, target, COMPANIONS)
     for statement in STATEMENTS[context.dialect.name]:
         run(context, written_for(target, statement, context.dialect.name))
+    groundwork.note_revision(context, target, revision)
 
 
 def revert(context: MigrationContext, target: Target) -> None:
@@ -48,7 +53,7 @@ def prepare(context: MigrationContext) -> None:
     if context.dialect.name not in STATEMENTS:
         raise options.MigrationError(
             f"The database is {context.dialect.name}: brooq-sa runs on PostgreSQL and SQLite. If your environment"
-            " migrates several databases, leave the branch 'brooq' out of this one's."
+            " migrates several databases, name the one that gets the job table: brooq_database in alembic.ini."
         )
     if not context.as_sql and context.connection is not None:
         groundwork.begin(context.connection)
