@@ -22,6 +22,8 @@ GROUPS = {
         "stats": ("look", "Show how many jobs each topic has in each state."),
         "cancel": ("operate", "Cancel jobs, waiting or running."),
         "retry": ("operate", "Send failed, dead or canceled jobs round again, now."),
+        "pause": ("pausing", "Let no worker start jobs of TOPIC, until it is resumed."),
+        "resume": ("pausing", "Let workers start jobs of TOPIC again."),
     },
     "Setting up": {
         "migrate": ("migrate", "Make, change and drop the job table."),

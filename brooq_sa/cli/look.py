@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +16,8 @@ from .options import json_option, table_named, where
 from .printing import clean, compact, first_line, indented, plain, print_json, print_table, relative, stamp, words
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from sqlalchemy import RowMapping
 
 FAILED = "the database refused, or has no such table"
@@ -60,6 +62,7 @@ def jobs(
     With --json, one object a line: the columns of the table.
     """
     from brooq_sa.statements import inspect
+    from brooq_sa.statements.pause import paused
 
     from .database import opened, reading
 
@@ -69,13 +72,14 @@ def jobs(
     )
     with opened(url) as engine, reading(engine, job) as connection:
         rows = connection.execute(_with_extras(chosen, job)).mappings().all()
+        pauses = set(connection.execute(paused(job)).scalars())
     if as_json:
         for row in rows:
             print_json(_as_document(row))
     elif rows:
         print_table(
             ["id", "topic", "state", "attempts", "changed", "ready", "worker", "error"],
-            [_as_line(row) for row in rows],
+            [_as_line(row, pauses) for row in rows],
             right={"attempts"},
         )
     else:
@@ -122,11 +126,15 @@ def stats(url: str, schema: str | None, table: str, as_json: bool) -> None:
 
     Suspects are active jobs whose workers crashed more than once while they ran: they may be what crashes them.
 
-    With --json, one object: `topics`, each with `states`, `due` and `oldest_due_seconds`; `workers`, each with `jobs`
-    and `lapsed`, the number of jobs whose lease has run out; and `suspects`, at most 20, each with `id`, `topic`,
-    `attempts` and `crashes`.
+    With --json, one object: `topics`, each with `states`, `due`, `oldest_due_seconds` and `paused` (null, or an object
+    with `paused_at`, `paused_by` and `reason`); `workers`, each with `jobs` and `lapsed`, the number of jobs whose
+    lease has run out; and `suspects`, at most 20, each with `id`, `topic`, `attempts` and `crashes`.
     """
+    from sqlalchemy import select
+
+    from brooq_sa.functions import now
     from brooq_sa.statements import inspect
+    from brooq_sa.statements.pause import paused
 
     from .database import opened, reading
 
@@ -136,9 +144,17 @@ def stats(url: str, schema: str | None, table: str, as_json: bool) -> None:
         lags = connection.execute(inspect.lags(job)).all()
         leases = connection.execute(inspect.leases(job)).all()
         suspects = [plain(dict(row)) for row in connection.execute(inspect.suspects(job)).mappings()]
+        clock = connection.execute(select(now())).scalar_one()
+        pauses = {row["topic"]: dict(row) for row in connection.execute(paused(job)).mappings()}
     topics: dict[str, dict[str, Any]] = {
-        topic: {"topic": topic, "states": dict.fromkeys(map(str, State), 0), "due": 0, "oldest_due_seconds": 0.0}
-        for topic, _, _ in sorted(depths)
+        topic: {
+            "topic": topic,
+            "states": dict.fromkeys(map(str, State), 0),
+            "due": 0,
+            "oldest_due_seconds": 0.0,
+            "paused": pauses.get(topic),
+        }
+        for topic in sorted({topic for topic, _, _ in depths} | pauses.keys())
     }
     for topic, state, count in depths:
         topics[topic]["states"][state] = count
@@ -147,9 +163,12 @@ def stats(url: str, schema: str | None, table: str, as_json: bool) -> None:
             topics[topic] |= {"due": due, "oldest_due_seconds": round(float(age), 3)}
     workers = [{"worker": worker, "jobs": count, "lapsed": lapsed} for worker, count, lapsed in sorted(leases)]
     if as_json:
+        for each in topics.values():
+            each["paused"] = each["paused"] and _without_topic(each["paused"])
         print_json({"topics": list(topics.values()), "workers": workers, "suspects": suspects})
     else:
         _print_stats(list(topics.values()), workers, suspects)
+        _print_pauses(pauses, clock)
 
 
 def _with_extras(statement: Any, job: Any) -> Any:
@@ -166,16 +185,17 @@ def _as_document(row: RowMapping) -> dict[str, Any]:
     return plain(columns) | {"payload": msgspec.Raw(compact(row["payload_text"]).encode())}
 
 
-def _as_line(row: RowMapping) -> list[object]:
+def _as_line(row: RowMapping, pauses: Collection[str]) -> list[object]:
     now = row["database_now"]
     waits = row["state"] in (State.PENDING, State.FAILED)
+    ready = relative(row["available_at"], now) + (", paused" if row["topic"] in pauses else "")
     return [
         row["id"],
         row["topic"],
         row["state"],
         row["attempts"],
         relative(row["updated_at"], now),
-        relative(row["available_at"], now) if waits else "",
+        ready if waits else "",
         row["locked_by"] or "",
         first_line(row["last_error"]),
     ]
@@ -199,6 +219,22 @@ def _print_block(name: str, text: str) -> None:
     click.echo(f"{name}")
     for line in text.splitlines():
         click.echo(f"  {line}")
+
+
+def _without_topic(pause: Mapping[str, Any]) -> dict[str, Any]:
+    return plain({name: value for name, value in pause.items() if name != "topic"})
+
+
+def _print_pauses(pauses: Mapping[str, Mapping[str, Any]], clock: datetime) -> None:
+    if pauses:
+        click.echo()
+        print_table(
+            ["paused", "since", "by", "reason"],
+            [
+                [topic, relative(each["paused_at"], clock), each["paused_by"] or "", first_line(each["reason"])]
+                for topic, each in pauses.items()
+            ],
+        )
 
 
 def _print_stats(
