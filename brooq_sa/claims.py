@@ -108,6 +108,7 @@ class _Claim(Generic[S]):
         self._told_at = math.inf
         self._has_ended = False
         self._is_hung = False
+        self._on_begun: Callable[[], None] | None = None
 
     @property
     def session(self) -> S:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Generic, TypeVar
 
 from .log import get_logger
 
@@ -49,10 +50,11 @@ class JobFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobDead(Event):
-    """The last attempt failed."""
+    """The last attempt failed; or, if `reaped`, the job has crashed as often as its class allows."""
 
     duration: timedelta
     error: str
+    reaped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +91,38 @@ class LateOutcomeRefused(Event):
     """A handler that had been given up came to an end after all; nothing of it was written."""
 
 
+@dataclass(frozen=True, slots=True)
+class CrashSuspect(Event):
+    """A job was reaped that had crashed a worker before; by now it may well be what kills them."""
+
+    crashes: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnqueued:
+    """A job exists: the transaction that enqueued it has been committed. Nobody has taken it yet."""
+
+    id: uuid.UUID
+    topic: str
+
+
+E = TypeVar("E")
+
 Subscriber = Callable[[Event], None]
 
 
-class Events:
-    """Where a worker publishes its facts."""
+class Hub(Generic[E]):
+    """Where facts are published."""
 
     def __init__(self) -> None:
-        self._subscribers: tuple[Subscriber, ...] = ()
+        self._subscribers: tuple[Callable[[E], None], ...] = ()
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody has subscribed."""
+        return bool(self._subscribers)
+
+    def subscribe(self, subscriber: Callable[[E], None]) -> Callable[[], None]:
         """Call `subscriber` with each event from now on; the answer ends that."""
         self._subscribers = (*self._subscribers, subscriber)
 
@@ -107,7 +131,7 @@ class Events:
 
         return unsubscribe
 
-    def publish(self, event: Event) -> None:
+    def publish(self, event: E) -> None:
         for subscriber in self._subscribers:
             try:
                 subscriber(event)
@@ -115,3 +139,11 @@ class Events:
                 raise  # in the pull style, the user's own
             except BaseException:  # noqa: BLE001 - a subscriber is the user's, and may raise anything
                 get_logger().exception("subscriber_failed", subscriber=repr(subscriber), fact=type(event).__name__)
+
+
+class Events(Hub[Event]):
+    """Where a worker publishes its facts."""
+
+
+enqueues: Hub[JobEnqueued] = Hub()
+"""Where this process publishes what it has enqueued, by `brooq_sa.enqueued.tell`."""

@@ -12,11 +12,14 @@ import logging
 import re
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any, TextIO
 
 import structlog
+from structlog.contextvars import bind_contextvars, get_contextvars, reset_contextvars
 
 NAME = "brooq_sa"
 
@@ -44,14 +47,43 @@ _embedded = structlog.wrap_logger(
 )
 
 
-def get_logger() -> Any:
-    """The logger of this package, wherever the process wants its lines."""
-    return structlog.get_logger(NAME) if structlog.is_configured() else _embedded
+class Logger:
+    """Writes lines wherever the process wants them, and raises nothing: no reader of the log is worth a job."""
+
+    def debug(self, event: str, **fields: Any) -> None:
+        _write("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        _write("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        _write("warning", event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        _write("error", event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        _write("error", event, {"exc_info": True, **fields})
+
+
+def _write(level: str, event: str, fields: dict[str, Any]) -> None:
+    logger = structlog.get_logger(NAME) if structlog.is_configured() else _embedded
+    with suppress(Exception):  # a pipe that nobody reads, a disk that is full, a processor of the user's that fails
+        getattr(logger, level)(event, **fields)
+
+
+_logger = Logger()
+
+
+def get_logger() -> Logger:
+    """The logger of this package."""
+    return _logger
 
 
 _LEVELS = {
     "JobDead": "error",
     "HandlerHung": "error",
+    "CrashSuspect": "error",
     "LateOutcomeRefused": "warning",
     "JobFailed": "warning",
     "JobLeaseLost": "warning",
@@ -60,11 +92,32 @@ _LEVELS = {
 
 
 def log_event(event: Any) -> None:
-    """Write an event of `brooq_sa.events` as a line: its name, and its fields."""
-    name = type(event).__name__
-    fields = {field.name: _plain(getattr(event, field.name)) for field in dataclasses.fields(event)}
-    job_id = fields.pop("id")
-    getattr(get_logger(), _LEVELS.get(name, "info"))(_snake(name), job_id=job_id, **fields)
+    """Write an event of `brooq_sa.events` as a line: its name, and its fields.
+
+    The text of an error is divided: its first line is `error`, the traceback and what else follows is `exception`, which
+    renderers show as they show exceptions.
+    """
+    name, level, names = _shape(type(event))
+    if level == "debug" and not _is_debugged():
+        return
+    fields = {field: _plain(getattr(event, field)) for field in names}
+    if (error := fields.get("error")) and "\n" in error:
+        fields["error"], _, fields["exception"] = error.partition("\n")
+    _write(level, name, {"job_id": fields.pop("id"), **fields})
+
+
+@cache
+def _shape(kind: type) -> tuple[str, str, tuple[str, ...]]:
+    """The name of an event's line, its level, and the names of its fields."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+    names = tuple(field.name for field in dataclasses.fields(kind))
+    return name, _LEVELS.get(kind.__name__, "info"), names
+
+
+def _is_debugged() -> bool:
+    """Whether lines of level debug may go anywhere: there is one for every job that is claimed."""
+    is_by_stdlib = not structlog.is_configured() or structlog.get_config()["logger_factory"] is _own_factory
+    return not is_by_stdlib or logging.getLogger(NAME).isEnabledFor(logging.DEBUG)
 
 
 def _plain(value: Any) -> Any:
@@ -77,9 +130,42 @@ def _plain(value: Any) -> Any:
             return value
 
 
-@cache
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+ABOUT = ("job_id", "topic", "attempt", "worker")
+"""What every line about a job says, also one that its handler logs."""
+
+
+@contextmanager
+def bound(job_id: uuid.UUID, topic: str, attempt: int, worker: str) -> Iterator[None]:
+    """Bind what a line about a job says to structlog's context variables, so that a handler's own lines say it too."""
+    tokens = bind_contextvars(job_id=str(job_id), topic=topic, attempt=attempt, worker=worker)
+    try:
+        yield
+    finally:
+        reset_contextvars(**tokens)
+
+
+class AttemptFilter(logging.Filter):
+    """Gives each record of the stdlib's logging the attributes ``job_id``, ``topic``, ``attempt`` and ``worker``.
+
+    They are those of the attempt that runs where the record was made, and "-" where none does. Add it to a handler
+    whose formatter names them.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        context = get_contextvars()
+        for name in ABOUT:
+            if not hasattr(record, name):
+                setattr(record, name, context.get(name, "-"))
+        return True
+
+
+_own_factory = structlog.stdlib.LoggerFactory()
+_configured: tuple[str, str] | None = None
+
+
+def configured() -> tuple[str, str] | None:
+    """The format and level that `configure` was called with in this process, if it was."""
+    return _configured
 
 
 def configure(*, format: str | None = None, level: str = "info", stream: TextIO | None = None) -> None:
@@ -90,6 +176,7 @@ def configure(*, format: str | None = None, level: str = "info", stream: TextIO 
         level: the lowest level shown: debug, info, warning or error.
         stream: where to; standard error by default.
     """
+    global _configured  # noqa: PLW0603 - a process has one log, and its children are to write like it
     stream = stream or sys.stderr
     is_terminal = stream is not None and stream.isatty()
     as_console = format == "console" or (format is None and is_terminal)
@@ -109,7 +196,7 @@ def configure(*, format: str | None = None, level: str = "info", stream: TextIO 
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        logger_factory=_own_factory,
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
@@ -128,3 +215,4 @@ def configure(*, format: str | None = None, level: str = "info", stream: TextIO 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    _configured = ("console" if as_console else "json", level)

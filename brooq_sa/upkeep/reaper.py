@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from ..engines import Reserved
-from ..events import Event, Events, JobDead, JobRequeued
+from ..events import CrashSuspect, Event, Events, JobDead, JobRequeued
 from ..log import get_logger
 from ..store import TOO_MANY_CRASHES, JobStore, Reaped
 
@@ -54,12 +54,10 @@ class Reaper:
         for job in reaped:
             self._events.publish(self._fact(job))
             if job.crashes >= SUSPICIOUS and not job.is_parked:
-                get_logger().error(
-                    "crash_suspect", job_id=str(job.id), topic=job.topic, crashes=job.crashes, worker=self._worker
-                )
+                self._events.publish(CrashSuspect(job.id, job.topic, job.attempts, self._worker, job.crashes))
 
     def _fact(self, job: Reaped) -> Event:
         about = (job.id, job.topic, job.attempts, self._worker)
         if job.is_parked:
-            return JobDead(*about, timedelta(0), TOO_MANY_CRASHES)
+            return JobDead(*about, timedelta(0), TOO_MANY_CRASHES, reaped=True)
         return JobRequeued(*about, reaped=True)

@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from ..engines import Reserved, is_statement_timeout
 from ..log import get_logger
+from ..observer import Observer
 from ..settings import WorkerSettings
 from ..store import JobStore
 
@@ -28,19 +29,31 @@ class Retention:
     log, and the others go.
     """
 
-    def __init__(self, store: JobStore, reserved: Reserved, settings: WorkerSettings, *, worker: str) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        reserved: Reserved,
+        settings: WorkerSettings,
+        *,
+        worker: str,
+        observer: Observer | None = None,
+    ) -> None:
         self._store = store
         self._reserved = reserved
         self._ttl = settings.retention_ttl
         self._batch = settings.retention_batch
         self._worker = worker
+        self._observer = observer or Observer()
 
     def run(self) -> int:
         """Delete; how many jobs went. A `retention_ttl` of 0 deletes nothing, ever."""
         deleted: Counter[str] = Counter()
         referenced: set[uuid.UUID] = set()
-        if self._ttl:
-            self._run(deleted, referenced)
+        try:
+            if self._ttl:
+                self._run(deleted, referenced)
+        finally:
+            self._observer.purged(deleted)
         if referenced:
             some = sorted(map(str, referenced))[:3]
             get_logger().warning("jobs_referenced", count=len(referenced), some=some, worker=self._worker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ..durations import format_duration
 from ..exc import LeaseLost, UsageError
 from ..failure import causes, signal_in
 from ..kinds import Kind, Policy
-from ..log import get_logger
+from ..log import ABOUT, bound, get_logger
 from ..outcomes import Redact, after, done, released
 from ..states import StopCause
 from ..store import Outcome
@@ -51,6 +52,13 @@ class Assignment:
         self.started_at = time.monotonic()
         self.claim._attempt_ends = self.started_at + self.policy.attempt_timeout.total_seconds()
         self.claim._max_execution_ends = self.started_at + self.policy.max_execution_timeout.total_seconds()
+        if self.claim._on_begun is not None:
+            self.claim._on_begun()
+
+    @property
+    def about(self) -> tuple[uuid.UUID, str, int, str]:
+        """What lines in the log say of it, in the order of `log.bound`."""
+        return self.claim.id, self.claim.topic, self.claim.attempt, self.claim.worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,11 @@ class Finished:
 
 def run(assignment: Assignment, redact: Redact | None) -> Finished:
     """Run a ``def`` handler. Returns whatever happens: nothing that a handler raises leaves its slot."""
+    with bound(*assignment.about):
+        return _run(assignment, redact)
+
+
+def _run(assignment: Assignment, redact: Redact | None) -> Finished:
     claim: Claim = assignment.claim
     assignment.begin()
     while True:
@@ -92,6 +105,11 @@ def run(assignment: Assignment, redact: Redact | None) -> Finished:
 
 async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
     """Run an ``async def`` handler, as `run` does."""
+    with bound(*assignment.about):
+        return await _run_async(assignment, redact)
+
+
+async def _run_async(assignment: Assignment, redact: Redact | None) -> Finished:
     claim: AsyncClaim = assignment.claim
     assignment.begin()
     while True:
@@ -129,9 +147,7 @@ def _pause_after_conflict(error: BaseException, assignment: Assignment) -> float
     ):
         return None
     assignment.reruns += 1
-    get_logger().info(
-        "handler_rerun", job_id=str(claim.id), topic=claim.topic, attempt=claim.attempt, worker=claim.worker
-    )
+    get_logger().info("handler_rerun", **_bound(claim))
     return backoff(assignment.reruns, FIRST_RERUN, LAST_RERUN).total_seconds()
 
 
@@ -171,7 +187,7 @@ def _outcome_of(error: BaseException, assignment: Assignment, redact: Redact | N
     try:
         return _judged(error, assignment, redact)
     except BaseException as trouble:  # noqa: BLE001 - an exception's attributes and the redact hook are the user's
-        get_logger().error("failure_not_described", job_id=str(claim.id), topic=claim.topic, exc_info=trouble)
+        get_logger().error("failure_not_described", **_bound(claim), exc_info=trouble)
         return after(RuntimeError("the failure could not be described"), claim._holding, assignment.policy)
 
 
@@ -203,7 +219,7 @@ def _close(claim: Claim, close: Callable[[], None]) -> None:
     try:
         close()
     except Exception:  # noqa: BLE001 - a session of the user's may raise anything
-        get_logger().warning("session_not_closed", job_id=str(claim.id), topic=claim.topic, exc_info=True)
+        get_logger().warning("session_not_closed", **_bound(claim), exc_info=True)
 
 
 async def _close_async(claim: AsyncClaim, close: Coroutine[Any, Any, None]) -> None:
@@ -211,8 +227,13 @@ async def _close_async(claim: AsyncClaim, close: Coroutine[Any, Any, None]) -> N
     try:
         await asyncio.shield(close)
     except (Exception, asyncio.CancelledError):  # noqa: BLE001 - as above
-        get_logger().warning("session_not_closed", job_id=str(claim.id), topic=claim.topic, exc_info=True)
+        get_logger().warning("session_not_closed", **_bound(claim), exc_info=True)
 
 
 def _elapsed(assignment: Assignment) -> timedelta:
     return timedelta(seconds=time.monotonic() - (assignment.started_at or time.monotonic()))
+
+
+def _bound(claim: Any) -> dict[str, Any]:
+    """What a line about the attempt says; said again here, for whose configuration does not merge context variables."""
+    return dict(zip(ABOUT, (str(claim.id), claim.topic, claim.attempt, claim.worker), strict=True))

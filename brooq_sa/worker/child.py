@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.orm import Session
 
-from .. import sqlite
+from .. import log, sqlite
 from ..claims import AsyncClaim, Claim, _Claim
 from ..engines import async_engine, carried, sync_engine
 from ..exc import UsageError
@@ -89,6 +89,7 @@ class Setup(NamedTuple):
         sqlite_setup: of the parent's engine, if it has one.
         session_factory, async_session_factory: as "module:name"; None is a plain session on an engine of the child's.
         log_level: of the parent's root logger, if it has a handler.
+        log: what the parent's `log.configure` was called with, if it was.
     """
 
     parent: int
@@ -100,6 +101,7 @@ class Setup(NamedTuple):
     async_session_factory: str | None
     kinds: tuple[Reference, ...]
     log_level: int | None
+    log: tuple[str, str] | None = None
 
 
 class Ready(NamedTuple):
@@ -233,6 +235,7 @@ class Child:
         self._sessions = Sessions(setup)
         self._references = {reference.topic: reference for reference in setup.kinds}
         self._log_level = setup.log_level
+        self._log = setup.log
         self._runs: SimpleQueue[Run | None] = SimpleQueue()
         self._redacted: SimpleQueue[str | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -258,7 +261,10 @@ class Child:
         for reference in self._references.values():
             with suppress(Exception):
                 find(reference)
-        if self._log_level is not None:
+        if self._log is not None:
+            form, level = self._log
+            log.configure(format=form, level=level)
+        elif self._log_level is not None:
             logging.basicConfig(level=self._log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     # The thread that listens.

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ..backoff import backoff
+from ..exc import AccessError, SchemaError
 from ..log import get_logger
+from ..observer import Observer
 
 FIRST_PAUSE = timedelta(milliseconds=200)
 LONGEST_PAUSE = timedelta(seconds=5)
@@ -26,11 +28,28 @@ class Loop:
         name: of the thread, and in logs.
         turn: does one round of work; returns how many seconds to wait before the next, or until `wake`.
         longest_pause: after a turn that raised.
+        worker: whose loop it is, for its lines in the log.
+        observer: told of errors of the database.
+
+    Attributes:
+        trouble: what the last turn failed of; None if it did not.
+        has_turned: whether any turn has succeeded.
     """
 
-    def __init__(self, name: str, turn: Callable[[], float], *, longest_pause: timedelta = LONGEST_PAUSE) -> None:
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], float],
+        *,
+        longest_pause: timedelta = LONGEST_PAUSE,
+        worker: str | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         self.name = name
         self.trouble: str | None = None
+        self.has_turned = False
+        self._bound = {} if worker is None else {"worker": worker}
+        self._observer = observer or Observer()
         self._turn = turn
         self._longest_pause = min(longest_pause, LONGEST_PAUSE)
         self._stopping = threading.Event()
@@ -62,6 +81,7 @@ class Loop:
             try:
                 pause = self._turn()
                 failures = 0
+                self.has_turned = True
                 self._recovered()
             except BaseException as error:  # noqa: BLE001 - logged, and tried again
                 failures += 1
@@ -78,11 +98,17 @@ class Loop:
         self.trouble = type(said).__name__
         with suppress(Exception):  # if it is the log that fails, `trouble` alone can say so
             self.trouble += f": {said}"
+            if isinstance(error, SQLAlchemyError | SchemaError | AccessError):
+                self._observer.failed(self.name)
             get_logger().error(
-                f"{self.name}_failed", error=self.trouble, next_try_in=round(pause, 3), exc_info=exc_info
+                f"{self.name}_failed",
+                error=self.trouble,
+                next_try_in=round(pause, 3),
+                exc_info=exc_info,
+                **self._bound,
             )
 
     def _recovered(self) -> None:
         if self.trouble is not None:
             self.trouble = None
-            get_logger().info(f"{self.name}_recovered")
+            get_logger().info(f"{self.name}_recovered", **self._bound)

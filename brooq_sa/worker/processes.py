@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from .. import sqlite
+from .. import log, sqlite
 from ..durations import format_duration
 from ..exc import PreserveAttempt, UsageError
 from ..kinds import Kind, described
@@ -476,4 +476,5 @@ def setup_for(
         async_session_factory=async_session_factory,
         kinds=tuple(reference_to(kind) for kind in kinds),
         log_level=root.level if root.handlers else None,
+        log=log.configured(),
     )

@@ -32,6 +32,7 @@ class Watchdog:
         give_up: called with the claim of one that has.
         has_one_writer: whether the database is SQLite. While a handler has its session open there, nobody can renew a
             lease, nor take what it holds: a lease that runs out meanwhile is as good as before.
+        worker: whose it is, for its lines in the log.
     """
 
     def __init__(
@@ -42,18 +43,20 @@ class Watchdog:
         grace: timedelta = timedelta.max,
         give_up: Callable[[Any], None] = lambda _: None,
         has_one_writer: bool = False,
+        worker: str | None = None,
     ) -> None:
         self._held = held
         self._connections = connections
         self._grace = grace.total_seconds()
         self._give_up = give_up
         self._has_one_writer = has_one_writer
+        self._worker = worker
 
     def turn(self) -> float:
         is_idle = not self._held.wait(IDLE)
         for reserved in self._connections:
             if reserved.break_if_overdue():
-                get_logger().error("connection_silent")
+                get_logger().error("connection_silent", worker=self._worker)
         if is_idle:
             return 0.0
         now = time.monotonic()
