@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from benchmarks.bench import Bench
+from benchmarks.measuring import verdicts
 from benchmarks.peers.installing import NoPeers, Peers
 from benchmarks.running import chosen, measure, number
-from benchmarks.measuring import verdicts
 from benchmarks.sizes import FULL, QUICK, TINY
 from benchmarks.table import ROWS
 
@@ -31,7 +31,13 @@ def main() -> int:
         measured = measure(bench, rows, lambda line: print(f"{time.monotonic() - began:6.1f} s  {line}", flush=True))
     for row in rows:
         for verdict in verdicts(row, measured.samples[row.name]):
-            print(row.name, verdict.demand.what, verdict.value and number(verdict.value), verdict.floor_held, verdict.goal_reached)
+            print(
+                row.name,
+                verdict.demand.what,
+                verdict.value and number(verdict.value),
+                verdict.floor_held,
+                verdict.goal_reached,
+            )
     return 0
 
 

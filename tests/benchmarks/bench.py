@@ -159,7 +159,9 @@ class Working:
             status = Path(f"/proc/{self._popen.pid}/status").read_text(encoding="ascii")
         except OSError:
             return 0.0
-        return next((int(line.split()[1]) * 1024 / 1e6 for line in status.splitlines() if line.startswith("VmRSS")), 0.0)
+        return next(
+            (int(line.split()[1]) * 1024 / 1e6 for line in status.splitlines() if line.startswith("VmRSS")), 0.0
+        )
 
     def check(self) -> None:
         """Raise if it has ended by itself."""

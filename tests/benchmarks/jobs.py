@@ -36,9 +36,7 @@ class Mail(BenchJob, abstract=True):
     token: str = "0123456789abcdefghi"
 
 
-PAYLOAD = (
-    '{"user":1234567,"to":"someone@example.com","template":"order.shipped","token":"0123456789abcdefghi"}'
-)
+PAYLOAD = '{"user":1234567,"to":"someone@example.com","template":"order.shipped","token":"0123456789abcdefghi"}'
 """The same as JSON text."""
 
 

@@ -122,8 +122,9 @@ class Server:
             text = file.read()
         found = list(_ENTRY.finditer(text))
         bound: dict[str, float] = {}
-        for entry, following in zip(found, [*found[1:], None], strict=True):
-            timed = _TIMED.match(text[entry.end() : following.start() if following else None])
+        ends = [*(entry.start() for entry in found[1:]), None]
+        for entry, end in zip(found, ends, strict=False):
+            timed = _TIMED.match(text[entry.end() : end])
             if timed is None or timed[2] is None:
                 continue
             pid, milliseconds = entry[2], float(timed[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import drains
+from benchmarks import drains, enqueuing, latency, snapshot
 from benchmarks.measuring import Row
 
-ROWS: tuple[Row, ...] = (*drains.ROWS,)
+ROWS: tuple[Row, ...] = (*drains.ROWS, *latency.ROWS, *enqueuing.ROWS, *snapshot.ROWS)
