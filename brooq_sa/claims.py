@@ -24,6 +24,7 @@ from .engines import is_outage, is_overlong_transaction, is_read_only
 from .exc import LeaseLost, PreserveAttempt, UsageError
 from .failure import causes, signal_in
 from .jobs import JobBase, NewJob, RawJob
+from .observer import Observer
 from .outcomes import done
 from .session import NewRow, check_new, connection_for, put
 from .states import StopCause
@@ -108,7 +109,7 @@ class _Claim(Generic[S]):
         self._told_at = math.inf
         self._has_ended = False
         self._is_hung = False
-        self._on_begun: Callable[[], None] | None = None
+        self._observer: Observer | None = None
 
     @property
     def session(self) -> S:

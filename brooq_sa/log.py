@@ -94,8 +94,8 @@ _LEVELS = {
 def log_event(event: Any) -> None:
     """Write an event of `brooq_sa.events` as a line: its name, and its fields.
 
-    The text of an error is divided: its first line is `error`, the traceback and what else follows is `exception`, which
-    renderers show as they show exceptions.
+    The text of an error is divided: its first line is `error`, the traceback and what else follows is `exception`,
+    which renderers show as they show exceptions.
     """
     name, level, names = _shape(type(event))
     if level == "debug" and not _is_debugged():
@@ -107,7 +107,7 @@ def log_event(event: Any) -> None:
 
 
 @cache
-def _shape(kind: type) -> tuple[str, str, tuple[str, ...]]:
+def _shape(kind: Any) -> tuple[str, str, tuple[str, ...]]:
     """The name of an event's line, its level, and the names of its fields."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
     names = tuple(field.name for field in dataclasses.fields(kind))

@@ -6,7 +6,7 @@ talk to nobody and raise nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 
 class Observer:
@@ -26,6 +26,3 @@ class Observer:
 
     def purged(self, topics: Mapping[str, int]) -> None:
         """Retention has deleted jobs, so many of each topic."""
-
-    def waiting_unknown(self, topics: Collection[str]) -> None:
-        """These topics have ready jobs and no handler here."""

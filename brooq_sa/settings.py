@@ -18,6 +18,8 @@ MAX_DURATION = timedelta(days=3_650)
 MAX_NUMBER = 1_000_000
 
 DEFAULT_HTTP_ADDR = "127.0.0.1:8090"
+NOWHERE = "off"
+"""The address of a worker that serves no metrics and no health pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +129,13 @@ class Loaded:
         settings: of the worker.
         sources: where each came from, by name: ``argument``, ``environment``, ``.env`` or ``default``.
         database_url: as given, which may hold a password; None if nobody gave one.
-        http_addr: where the worker shows its metrics, ``host:port``.
+        http_addr: where the worker's process shows its metrics and health, ``host:port``; None is nowhere.
     """
 
     settings: WorkerSettings
     sources: dict[str, str]
     database_url: str | None = dataclasses.field(repr=False)
-    http_addr: str
+    http_addr: str | None
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def load_settings(arguments: Mapping[str, object], environ: Mapping[str, str], d
         settings=WorkerSettings(**{name: value for name, value in values.items() if name in NAMES}),
         sources={name: given[name].source if name in given else "default" for name in VARIABLES},
         database_url=values.get("database_url"),
-        http_addr=values.get("http_addr", DEFAULT_HTTP_ADDR),
+        http_addr=read_address(values.get("http_addr", DEFAULT_HTTP_ADDR)),
     )
 
 
@@ -242,10 +244,22 @@ def _switch(value: object) -> bool:
     raise OptionError(f"{value!r} is neither on nor off. Give one of them.")
 
 
+def read_address(value: object) -> str | None:
+    """``host:port``, or None where the value is "off" or empty.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    address = _address(value)
+    return None if address == NOWHERE else address
+
+
 def _address(value: object) -> str:
+    if str(value).strip().lower() in (NOWHERE, ""):
+        return NOWHERE
     host, colon, port = str(value).rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65_535:
-        raise OptionError(f"{value!r} is not host:port. Give both, such as {DEFAULT_HTTP_ADDR}.")
+        raise OptionError(f"{value!r} is not host:port. Give both, such as {DEFAULT_HTTP_ADDR}, or {NOWHERE!r}.")
     return f"{host}:{port}"
 
 

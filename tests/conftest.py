@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("HTTP_ADDR", "off")  # or the workers of all tests would want the one default port
     if not config.getoption("postgresql_exec"):  # the processes of pytest-xdist inherit it
         config.option.postgresql_exec = str(_server_folder(config) / PG_CTL)
     if not config.getoption("postgresql_postgres_options"):

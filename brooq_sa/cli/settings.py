@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 import click
 
 from brooq_sa.durations import format_duration
-from brooq_sa.settings import NAMES, SWITCHES, URLS, VARIABLES, Loaded, WorkerSettings, load_settings
+from brooq_sa.settings import (
+    DEFAULT_HTTP_ADDR,
+    NAMES,
+    NOWHERE,
+    SWITCHES,
+    URLS,
+    VARIABLES,
+    Loaded,
+    WorkerSettings,
+    load_settings,
+)
 
 from .failing import hide
 from .options import DOTENV
@@ -71,7 +81,8 @@ def read_settings(arguments: Mapping[str, object]) -> Loaded:
 
 def effective(loaded: Loaded) -> dict[str, tuple[str, str]]:
     """What each setting comes to, as text without passwords, and where that comes from."""
-    return {name: (_shown(loaded.settings, name), _source(loaded, name)) for name in NAMES}
+    shown = {name: (_shown(loaded.settings, name), _source(loaded, name)) for name in NAMES}
+    return shown | {"http_addr": (loaded.http_addr or NOWHERE, loaded.sources["http_addr"])}
 
 
 def _shown(settings: WorkerSettings, name: str) -> str:
@@ -91,6 +102,15 @@ def hidden(url: str) -> str:
     from .database import readable_url
 
     return hide(readable_url(url).render_as_string(hide_password=True))
+
+
+def http_option(command: F) -> F:
+    """The option ``http_addr``, for commands that serve metrics."""
+    note = (
+        "Where to serve /metrics, /healthz and /readyz: host:port, where port 0 is any that is free; 'off' or '' is"
+        f" nowhere.  [env var: {VARIABLES['http_addr']}; default: {DEFAULT_HTTP_ADDR}]"
+    )
+    return click.option("--http-addr", metavar="ADDRESS", help=note)(command)
 
 
 def log_options(command: F) -> F:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from typing import TYPE_CHECKING
 
 import click
@@ -15,8 +17,9 @@ from .bases import load_base
 from .codes import DONE, ENDED_AT_ONCE, REFUSED, Command
 from .options import json_option, url_option
 from .printing import print_json, print_table
-from .settings import effective, hidden, log_options, read_settings, settings_options
+from .settings import effective, hidden, http_option, log_options, read_settings, settings_options
 from .stopping import Stopping
+from .supervisor import Supervisor
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -46,6 +49,7 @@ SOURCES = {ParameterSource.COMMANDLINE: "argument", ParameterSource.ENVIRONMENT:
 @click.option("--topic", "topics", multiple=True, help="Only this one. May be repeated.  [default: all with a handler]")
 @click.option("--name", help="The beginning of the worker's id.  [default: host and process]")
 @settings_options()
+@http_option
 @log_options
 @click.option("--check", is_flag=True, help="Print what it would run and by which settings, from where, and end.")
 @json_option
@@ -67,6 +71,9 @@ def worker(
     back at once, running jobs may end within --grace and are then told to stop. A second one ends it at once.
 
     Settings come from options, then from the environment, then from .env; durations have a unit, such as 30s or 1h30m.
+    Metrics and health pages are served at --http-addr: /metrics, /healthz, /readyz. Under systemd it says when it is
+    ready, that it is alive, and that it stops.
+
     With --check they are printed, each with its source, and nothing is started and no connection opened.
 
     With --check and --json, one object: `database`, `topics` and `settings`.
@@ -80,13 +87,15 @@ def worker(
     from .database import opened
 
     with opened(url) as engine:
-        runner = Worker(engine, base, topics=topics or None, name=name, settings=loaded.settings)
+        runner = Worker(
+            engine, base, topics=topics or None, name=name, settings=loaded.settings, http_addr=loaded.http_addr
+        )
         if check:
             _print(runner, loaded, hidden(url), as_json)
             return
         log.configure(format=log_format, level=log_level)
         _check_table(engine, base)
-        _work(runner, stopping)
+        _work(runner, stopping, Supervisor(os.environ))
 
 
 def _print(runner: Worker, loaded: Loaded, database: str, as_json: bool) -> None:
@@ -111,14 +120,26 @@ def _check_table(engine: Engine, base: type[JobBase]) -> None:
         connection.execute(table.select().limit(0))
 
 
-def _work(runner: Worker, stopping: Stopping) -> None:
+def _work(runner: Worker, stopping: Stopping, supervisor: Supervisor) -> None:
     from brooq_sa.log import get_logger
 
     runner.start()
-    stopping.wait()
+    while not stopping.wait(supervisor.period):
+        supervisor.tell(runner.unready, is_alive=runner.is_alive)
     get_logger().info("worker_stopping", worker=runner.id, grace=format_duration(runner.settings.grace))
+    supervisor.tell_of_stop()
     # On a thread of its own, so that this one hears a second signal whatever the stop is waiting for.
     with ThreadPoolExecutor(1, "stop") as thread:
-        is_written = thread.submit(runner.stop).result()
+        is_written = _outcome(thread.submit(runner.stop), supervisor)
     if not is_written:
         raise SystemExit(REFUSED)
+
+
+def _outcome(stop: Future[bool], supervisor: Supervisor) -> bool:
+    while True:
+        try:
+            return stop.result(supervisor.period)
+        except NotYet:
+            if stop.done():
+                raise
+            supervisor.tell_of_life()

@@ -105,7 +105,17 @@ def _dying_with(parent: int, number: signal.Signals) -> Callable[[], None] | Non
 
 def worker(name: str, url: str, *, folder: Path) -> Child:
     """A ``brooq-sa worker`` process for the demonstration's jobs."""
-    command = [sys.executable, "-P", "-m", "brooq_sa", "worker", "brooq_sa.demo.jobs:DemoJob", "--name", name]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "brooq_sa",
+        "worker",
+        "brooq_sa.demo.jobs:DemoJob",
+        "--name",
+        name,
+        "--http-addr=off",
+    ]
     options = {"--workers": "2", "--lease": "2s", "--poll-interval": "100ms", "--reaper-period": "500ms"}
     # In our own import path, whatever folder we are in, and with none of the settings that the user has for a worker.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("QUEUE_", "BROOQ_"))}

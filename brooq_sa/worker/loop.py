@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -34,6 +35,7 @@ class Loop:
     Attributes:
         trouble: what the last turn failed of; None if it did not.
         has_turned: whether any turn has succeeded.
+        turned_at: when the last turn ended, well or not, by the monotonic clock; until then, when it was started.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Loop:
         self.name = name
         self.trouble: str | None = None
         self.has_turned = False
+        self.turned_at = time.monotonic()
         self._bound = {} if worker is None else {"worker": worker}
         self._observer = observer or Observer()
         self._turn = turn
@@ -57,6 +60,7 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name=f"brooq-{name}", daemon=True)
 
     def start(self) -> None:
+        self.turned_at = time.monotonic()
         self._thread.start()
 
     def wake(self) -> None:
@@ -87,6 +91,7 @@ class Loop:
                 failures += 1
                 pause = backoff(failures, min(FIRST_PAUSE, self._longest_pause), self._longest_pause).total_seconds()
                 self._failed(error, pause)
+            self.turned_at = time.monotonic()
             self._woken.wait(pause)
             self._woken.clear()
 

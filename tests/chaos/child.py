@@ -27,7 +27,7 @@ def main() -> None:
         case "worker":
             from brooq_sa.cli import main as command
 
-            sys.argv = ["brooq-sa", "worker", *arguments]
+            sys.argv = ["brooq-sa", "worker", "--http-addr=off", *arguments]
             command()
         case "consumer":
             from chaos.consumer import run

@@ -1,0 +1,442 @@
+"""Metrics for Prometheus: a worker's facts, counted, and how deep its table is, looked at when somebody asks.
+
+This is the one module that imports prometheus-client, and nothing imports it until metrics are wanted.
+
+Every label is bounded: topics are those that the base declares, and all others together are `UNKNOWN`. A topic that the
+base declares is always there, at 0 if it has no jobs; the series of others go when their jobs do.
+
+Where the environment names a PROMETHEUS_MULTIPROC_DIR when the process starts, counters and gauges are kept in files
+there (prometheus-client's multiprocess mode), and each process that serves metrics serves the sum of all; what the
+processes that have died since had as gauges is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from collections import Counter as Tally
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from .depths import Depths, Snapshot
+from .events import (
+    CrashSuspect,
+    Event,
+    HandlerHung,
+    Hub,
+    JobCanceled,
+    JobClaimed,
+    JobDead,
+    JobDone,
+    JobEnqueued,
+    JobFailed,
+    JobLeaseLost,
+    JobRequeued,
+    enqueues,
+)
+from .observer import Observer
+from .states import State
+
+UNKNOWN = "(unknown)"
+"""The topic of all jobs whose topics the base does not declare. No declared topic can have this name."""
+
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+
+DURATIONS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3_600)
+"""Seconds, for what handlers take, which may be anything."""
+
+WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3_600)
+"""Seconds from ready to started."""
+
+TRIPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+"""Seconds that a statement of the worker takes."""
+
+BATCHES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+"""Jobs in one statement."""
+
+LATENESS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""Seconds that a heartbeat is late."""
+
+OUTCOMES = ("done", "failed", "dead", "canceled", "released")
+SLOT_STATES = ("free", "busy", "claimed", "hung")
+
+
+class Activity(NamedTuple):
+    """What a worker is doing at one moment.
+
+    Attributes:
+        busy: how many handlers run, by topic.
+        slots: how many there are, by state.
+        parts: whether each part of the worker works, by its name.
+    """
+
+    busy: Mapping[str, int]
+    slots: Mapping[str, int]
+    parts: Mapping[str, bool]
+
+
+class Families:
+    """The metrics of one registry, shared by all that register there."""
+
+    _of: ClassVar[weakref.WeakKeyDictionary[CollectorRegistry, Families]] = weakref.WeakKeyDictionary()
+    _lock: ClassVar = threading.Lock()
+
+    @classmethod
+    def of(cls, registry: CollectorRegistry | None = None) -> Families:
+        """Those of the registry; by default of prometheus-client's own."""
+        registry = prometheus_client.REGISTRY if registry is None else registry
+        with cls._lock:
+            if registry not in cls._of:
+                cls._of[registry] = cls(registry)
+            return cls._of[registry]
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.activities: list[Callable[[], Activity]] = []
+        self.sources: list[Source] = []
+        self._registry = weakref.ref(registry)
+        # Before the gauges that it sets: a registry collects in the order of registration.
+        registry.register(_Refresh(self))
+
+        def counter(name: str, says: str, *labels: str) -> Counter:
+            return Counter(name, says, labels, registry=registry)
+
+        def histogram(name: str, says: str, buckets: Iterable[float], *labels: str) -> Histogram:
+            return Histogram(name, says, labels, buckets=tuple(buckets), registry=registry)
+
+        def gauge(name: str, says: str, mode: Any, *labels: str) -> Gauge:
+            return Gauge(name, says, labels, registry=registry, multiprocess_mode=mode)
+
+        self.enqueued = counter("brooq_enqueued", "Jobs enqueued by this process, once committed.", "topic")
+        self.claimed = counter("brooq_claimed", "Jobs taken by this worker.", "topic")
+        self.settled = counter("brooq_settle", "Attempts whose outcome the database has accepted.", "topic", "outcome")
+        self.duration = histogram(
+            "brooq_attempt_duration_seconds", "How long handlers ran, whatever came of it.", DURATIONS, "topic"
+        )
+        self.waited = histogram(
+            "brooq_ready_to_start_seconds", "From when a job was due to when its handler began.", WAITS, "topic"
+        )
+        self.lost = counter(
+            "brooq_lease_lost", "Attempts that no longer held their job; nothing of them was written.", "topic"
+        )
+        self.hung = counter("brooq_hung_workers", "Handlers that did not stop when they were told to.", "topic")
+        self.reaped = counter(
+            "brooq_reaped", "Jobs that this worker took back from one that let its lease run out.", "topic"
+        )
+        self.suspects = counter(
+            "brooq_crash_suspects", "Times that a job was reaped which had crashed a worker before.", "topic"
+        )
+        self.deleted = counter("brooq_retention_deleted", "Finished jobs deleted by this worker's retention.", "topic")
+        self.batch = histogram(
+            "brooq_batch_jobs", "Jobs in one statement of the worker: claim, settle or renew.", BATCHES, "move"
+        )
+        self.trip = histogram(
+            "brooq_batch_duration_seconds", "Until the database had answered such a statement.", TRIPS, "move"
+        )
+        self.late = histogram("brooq_heartbeat_late_seconds", "How late heartbeats came.", LATENESS)
+        self.errors = counter("brooq_database_errors", "Errors of the database, by the part that met them.", "part")
+        self.busy = gauge("brooq_worker_busy", "Handlers that run at the moment.", "livesum", "topic")
+        self.slots = gauge(
+            "brooq_worker_slots",
+            "Slots: free, busy, claimed (a job waits for its slot to begin), hung (given up, and replaced).",
+            "livesum",
+            "state",
+        )
+        self.part = gauge(
+            "brooq_worker_part_up", "1 if this part of the worker reaches the database, 0 if not.", "livemin", "part"
+        )
+        self.depths = DepthCollector(self.sources)
+        registry.register(self.depths)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        found = self._registry()
+        assert found is not None  # noqa: S101 - whoever has these metrics came by their registry
+        return found
+
+    def refresh(self) -> None:
+        """Set the gauges to what the workers do now."""
+        busy: Tally[str] = Tally()
+        slots: Tally[str] = Tally(dict.fromkeys(SLOT_STATES, 0))
+        parts: dict[str, bool] = {}
+        for activity in list(self.activities):
+            now = activity()
+            busy.update(now.busy)
+            slots.update(now.slots)
+            for part, is_up in now.parts.items():
+                parts[part] = is_up and parts.get(part, True)
+        for topic, count in busy.items():
+            self.busy.labels(topic).set(count)
+        for state, count in slots.items():
+            self.slots.labels(state).set(count)
+        for part, is_up in parts.items():
+            self.part.labels(part).set(is_up)
+
+    def exposition(self, accept: str = "") -> tuple[str, bytes]:
+        """The content type and text of all metrics there are, as a scraper accepts them."""
+        encode, content_type = choose_encoder(accept)
+        if not is_multiprocess():
+            return content_type, encode(self.registry)
+        self.refresh()
+        folder = os.environ[MULTIPROCESS]
+        forget_the_dead(folder)
+        whole = CollectorRegistry()
+        MultiProcessCollector(whole, folder)  # type: ignore[no-untyped-call]
+        whole.register(self.depths)
+        return content_type, encode(whole)
+
+
+def is_multiprocess() -> bool:
+    """Whether metrics are kept in files that several processes share."""
+    return bool(os.environ.get(MULTIPROCESS))
+
+
+def forget_the_dead(folder: str) -> None:
+    """Remove the gauges of processes that are no more."""
+    for path in Path(folder).glob("gauge_live*_*.db"):
+        found = re.search(r"_(\d+)\.db$", path.name)
+        if found and not _is_alive(int(found[1])):
+            with suppress(FileNotFoundError):  # another process was quicker
+                mark_process_dead(int(found[1]), folder)  # type: ignore[no-untyped-call]
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class _Refresh:
+    """A collector that collects nothing, and sets gauges in time for those that do."""
+
+    def __init__(self, families: Families) -> None:
+        self._families = weakref.ref(families)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        if (families := self._families()) is not None:
+            families.refresh()
+        return iter(())
+
+
+class Source(NamedTuple):
+    """A table to look at, and the topics that have series of their own."""
+
+    key: tuple[str, str]
+    depths: Depths
+    known: Collection[str]
+
+
+class DepthCollector:
+    """How deep the tables are. Each table is looked at once, however many workers of this process share it."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self._sources = sources
+
+    def describe(self) -> list[Metric]:
+        """Nothing, so that registering it asks no database."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        tables: dict[tuple[str, str], Source] = {}
+        for source in list(self._sources):
+            known = {*source.known, *(tables[source.key].known if source.key in tables else ())}
+            tables[source.key] = source._replace(known=known)
+        looks = [(look, source.known) for source in tables.values() if (look := source.depths.current()) is not None]
+        return _depth_families(looks) if looks else iter(())
+
+
+def _depth_families(looks: list[tuple[Snapshot, Collection[str]]]) -> Iterator[Metric]:
+    yield _by_topic_and_state(looks)
+    yield _oldest(looks)
+    estimated = GaugeMetricFamily(
+        "brooq_jobs_estimated",
+        "1 if some brooq_jobs of this state are estimates: more than are counted.",
+        labels=["state"],
+    )
+    for state in State:
+        estimated.add_metric([state], any(state in look.estimated for look, _ in looks))
+    yield estimated
+
+    def whole(name: str, says: str, value: float) -> Metric:
+        return GaugeMetricFamily(name, says, value=value)
+
+    unknown = sum(len(look.waiting - {*known}) for look, known in looks)
+    yield whole(
+        "brooq_unknown_topics", "Topics with waiting jobs that the base of this worker does not declare.", unknown
+    )
+    yield whole(
+        "brooq_depths_duration_seconds",
+        "How long the last look at the table took.",
+        sum(look.seconds for look, _ in looks),
+    )
+    of_server = [look for look, _ in looks if look.oldest_transaction is not None]
+    if of_server:
+        yield whole("brooq_table_live_rows", "PostgreSQL's estimate.", sum(look.rows or 0 for look in of_server))
+        yield whole(
+            "brooq_table_dead_rows",
+            "PostgreSQL's estimate of rows that wait to be vacuumed.",
+            sum(look.dead_rows or 0 for look in of_server),
+        )
+        yield whole(
+            "brooq_table_size_bytes", "Of the table with its indexes.", sum(look.size or 0 for look in of_server)
+        )
+        yield whole(
+            "brooq_oldest_transaction_age_seconds",
+            "Since the oldest transaction of the database began, as far as this role may see; it holds vacuum back.",
+            max(look.oldest_transaction or 0.0 for look in of_server),
+        )
+
+
+def _by_topic_and_state(looks: list[tuple[Snapshot, Collection[str]]]) -> Metric:
+    family = GaugeMetricFamily(
+        "brooq_jobs",
+        "Jobs in the table. Counted up to some 10,000 each that wait, run or have ended; above that an estimate on"
+        " PostgreSQL, and on SQLite the least that it can be. See brooq_jobs_estimated.",
+        labels=["topic", "state"],
+    )
+    counts: Tally[tuple[str, State]] = Tally()
+    for look, known in looks:
+        counts.update(dict.fromkeys(((topic, state) for topic in known for state in State), 0))
+        for (topic, state), count in look.jobs.items():
+            counts[topic if topic in known else UNKNOWN, state] += count
+    for (topic, state), count in sorted(counts.items()):
+        family.add_metric([topic, state], count)
+    return family
+
+
+def _oldest(looks: list[tuple[Snapshot, Collection[str]]]) -> Metric:
+    family = GaugeMetricFamily(
+        "brooq_ready_oldest_age_seconds",
+        "For how long the oldest due job has been due; 0 if none is.",
+        labels=["topic"],
+    )
+    ages: dict[str, float] = {}
+    for look, known in looks:
+        for topic in known:
+            ages.setdefault(topic, 0.0)
+        for topic, age in look.oldest.items():
+            name = topic if topic in known else UNKNOWN
+            ages[name] = max(age, ages.get(name, 0.0))
+    for topic, age in sorted(ages.items()):
+        family.add_metric([topic], age)
+    return family
+
+
+class WorkerMetrics(Observer):
+    """Counts what one worker tells; `hear` is to be subscribed to its events.
+
+    Args:
+        known: the topics that have series of their own.
+        own: those that this worker runs.
+    """
+
+    def __init__(self, families: Families, known: Collection[str], own: Collection[str]) -> None:
+        self.families = families
+        self._known = known
+        self._children: dict[tuple[Any, ...], Any] = {}
+        self._prepare(own)
+
+    def _prepare(self, own: Collection[str]) -> None:
+        """Let every series of this worker be there from the start, so that the first event is a rise, and no birth."""
+        of = self.families
+        for topic in own:
+            for family in (of.claimed, of.duration, of.waited, of.lost, of.hung, of.reaped, of.suspects, of.deleted):
+                self._of(family, topic)
+            for outcome in OUTCOMES:
+                self._of(of.settled, topic, outcome)
+
+    def hear(self, event: Event) -> None:
+        of, topic = self.families, self._named(event.topic)
+        match event:
+            case JobClaimed():
+                self._of(of.claimed, topic).inc()
+            case JobDead(reaped=True):
+                self._of(of.reaped, topic).inc()
+            case JobDone() | JobFailed() | JobDead() | JobCanceled():
+                self._of(of.settled, topic, _OUTCOME_OF[type(event)]).inc()
+                self._of(of.duration, topic).observe(event.duration.total_seconds())
+            case JobRequeued(reaped=True):
+                self._of(of.reaped, topic).inc()
+            case JobRequeued():
+                self._of(of.settled, topic, "released").inc()
+            case JobLeaseLost():
+                self._of(of.lost, topic).inc()
+            case HandlerHung():
+                self._of(of.hung, topic).inc()
+            case CrashSuspect():
+                self._of(of.suspects, topic).inc()
+            case _:
+                pass
+
+    def started(self, topic: str, waited: float) -> None:
+        self._of(self.families.waited, self._named(topic)).observe(waited)
+
+    def moved(self, move: str, jobs: int, seconds: float) -> None:
+        self._of(self.families.batch, move).observe(jobs)
+        self._of(self.families.trip, move).observe(seconds)
+
+    def beaten(self, late: float) -> None:
+        self.families.late.observe(late)
+
+    def failed(self, part: str) -> None:
+        self._of(self.families.errors, part).inc()
+
+    def purged(self, topics: Mapping[str, int]) -> None:
+        for topic, count in topics.items():
+            self._of(self.families.deleted, self._named(topic)).inc(count)
+
+    def _named(self, topic: str) -> str:
+        return topic if topic in self._known else UNKNOWN
+
+    def _of(self, family: Any, *labels: str) -> Any:
+        """The series, found without building its label set anew each time."""
+        key = (family, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = family.labels(*labels)
+        return child
+
+
+_OUTCOME_OF: dict[type[Event], str] = {
+    JobDone: "done",
+    JobFailed: "failed",
+    JobDead: "dead",
+    JobCanceled: "canceled",
+}
+
+
+def count_enqueues(
+    known: Collection[str], registry: CollectorRegistry | None = None, hub: Hub[JobEnqueued] = enqueues
+) -> Callable[[], None]:
+    """Count the jobs that this process enqueues, once they are committed; the answer ends that.
+
+    A worker that has metrics does so by itself. This is for processes that only enqueue.
+
+    Args:
+        known: the topics that have series of their own, such as the registry of a base; the others share one.
+        registry: where the counter is; by default prometheus-client's own.
+    """
+    family = Families.of(registry).enqueued
+    for topic in known:
+        family.labels(topic)
+
+    def count(event: JobEnqueued) -> None:
+        family.labels(event.topic if event.topic in known else UNKNOWN).inc()
+
+    return hub.subscribe(count)
