@@ -27,6 +27,7 @@ GROUPS = {
     },
     "Setting up": {
         "migrate": ("migrate", "Make, change and drop the job table."),
+        "alembic": ("alembic_project", "Bring the job table's migrations into your Alembic project, and check them."),
         "demo": ("demo", "See it work: two workers, one of them killed, and not an effect lost or doubled."),
     },
 }

@@ -11,6 +11,7 @@ DONE = 0
 REFUSED = 1
 USAGE = 2
 NOT_NEWEST = 3
+FINDINGS = 3
 SIGNALED = 128
 """Plus the signal's number, as shells count it."""
 ENDED_AT_ONCE = "130, 143"

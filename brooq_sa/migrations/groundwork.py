@@ -14,6 +14,10 @@ TELLING_COLUMNS = {"topic", "payload", "state", "attempts", "available_at", "loc
 """A table that has all of these is taken for a job table."""
 
 
+TEMPORARY = "pg_temp"
+"""PostgreSQL's own name for the schema of a session's temporary tables: always there, and never made."""
+
+
 def quote(name: str) -> str:
     """A name as SQL, on PostgreSQL and SQLite alike, whatever characters it holds."""
     return '"' + name.replace('"', '""') + '"'
@@ -47,7 +51,7 @@ def make_schema(context: MigrationContext, target: Target) -> None:
     Raises:
         MigrationError: on SQLite, a schema is an attached database, and that cannot be made here.
     """
-    if target.schema is None:
+    if target.schema in (None, TEMPORARY):
         return
     if context.dialect.name == "sqlite":
         _demand_attached(context, target.schema)

@@ -16,9 +16,7 @@ A later release's revision goes into another one of yours, in the order of their
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -47,13 +45,13 @@ def upgrade_step(op: Operations, revision: str, *, table: str | None = None, sch
         alembic.util.CommandError: no such revision.
     """
     context = op.get_context()
-    _revision(revision).apply(context, _target(context, table, schema))
+    module_of(revision).apply(context, _target(context, table, schema))
 
 
 def downgrade_step(op: Operations, revision: str, *, table: str | None = None, schema: str | None = None) -> None:
     """What one revision of the branch adds is taken away; arguments and errors as for `upgrade_step`."""
     context = op.get_context()
-    _revision(revision).revert(context, _target(context, table, schema))
+    module_of(revision).revert(context, _target(context, table, schema))
 
 
 def _target(context: MigrationContext, table: str | None, schema: str | None) -> Target:
@@ -61,6 +59,10 @@ def _target(context: MigrationContext, table: str | None, schema: str | None) ->
     return Target(table or configured.table, schema or configured.schema)
 
 
-def _revision(revision: str) -> ModuleType:
-    script = ScriptDirectory(script_location()).get_revision(revision)
-    return importlib.import_module(f"{__package__}.versions.{script.module.__name__.removesuffix('_py')}")
+def module_of(revision: str) -> Any:
+    """The module of a revision, whose ``apply`` and ``revert`` take a context and a target.
+
+    Raises:
+        alembic.util.CommandError: no such revision.
+    """
+    return ScriptDirectory(script_location()).get_revision(revision).module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging.config
 import os
 import subprocess
 import sys
@@ -13,7 +14,11 @@ from pathlib import Path
 
 import pytest
 from alembic.config import CommandLine, Config
+from click.testing import CliRunner
 from sqlalchemy import Engine, create_engine
+
+from brooq_sa.cli import main
+from migrations.consumer import Consumer
 
 
 @pytest.fixture
@@ -83,10 +88,13 @@ def alembic(monkeypatch: pytest.MonkeyPatch) -> Run:
         options = CommandLine().parser.parse_args(arguments)
         command, positional, named = options.cmd
         printed = io.StringIO()
-        config = Config(str(folder / "alembic.ini"), stdout=printed, cmd_opts=options)
+        toml = folder / "pyproject.toml"
+        config = Config(str(folder / "alembic.ini"), toml_file=str(toml), stdout=printed, cmd_opts=options)
         with monkeypatch.context() as patch, redirect_stdout(printed):
             patch.chdir(folder)
             patch.setattr(sys, "path", [*sys.path])
+            # What an env.py does to the logging of its process would outlive this.
+            patch.setattr(logging.config, "fileConfig", lambda _name: None)
             patch.delenv("DATABASE_URL", raising=False)
             if url is not None:
                 patch.setenv("DATABASE_URL", url)
@@ -106,3 +114,31 @@ def alembic(monkeypatch: pytest.MonkeyPatch) -> Run:
 def _expected(ended: Ended, code: int, arguments: tuple[str, ...]) -> Ended:
     assert (ended.code != 0) == (code != 0), f"{arguments} ended with {ended.code}:\n{ended.output}"
     return ended
+
+
+@pytest.fixture
+def make_consumer(tmp_path: Path) -> Callable[..., Consumer]:
+    """Makes projects of the kind that ``alembic init`` makes, from one of its templates."""
+
+    def make(url: str, template: str = "generic", name: str = "project", **options: str) -> Consumer:
+        return Consumer(tmp_path / name, url, template, **options)
+
+    return make
+
+
+@pytest.fixture
+def brooq_sa_command(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs ``brooq-sa`` in this process, in a folder; fails the test unless it ends with the code that is expected."""
+
+    def run(folder: Path, *arguments: str, url: str | None = None, code: int = 0) -> Ended:
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(sys, "path", [*sys.path])
+            patch.setattr(logging.config, "fileConfig", lambda _name: None)
+            patch.delenv("DATABASE_URL", raising=False)
+            environment = {} if url is None else {"DATABASE_URL": url}
+            result = CliRunner().invoke(main, arguments, env=environment, prog_name="brooq-sa")
+        assert result.exit_code == code, f"{arguments} ended with {result.exit_code}:\n{result.output}"
+        return Ended(result.exit_code, result.output)
+
+    return run

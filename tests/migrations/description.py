@@ -11,7 +11,8 @@ Description = dict[str, Any]
 
 POSTGRESQL = {
     "table": """
-        SELECT relkind, relpersistence, reloptions, obj_description(oid, 'pg_class') AS comment FROM pg_class WHERE oid = to_regclass(:table)""",
+        SELECT relkind, relpersistence, reloptions, obj_description(oid, 'pg_class') AS comment
+        FROM pg_class WHERE oid = to_regclass(:table)""",
     "columns": """
         SELECT attname, format_type(atttypid, atttypmod) AS type, attnotnull, attidentity, attgenerated, attstorage,
                pg_get_expr(adbin, adrelid) AS "default"
