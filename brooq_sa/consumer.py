@@ -46,6 +46,7 @@ from .worker import facts
 from .worker.heartbeat import Heartbeat
 from .worker.held import Held
 from .worker.loop import FIRST_PAUSE, LONGEST_PAUSE, Loop
+from .worker.presence import Presence
 from .worker.watchdog import Watchdog
 
 
@@ -172,10 +173,21 @@ class _Consumer:
         upkeep = Upkeep()
         ceilings = self._registry.crash_ceilings
         reaper = Reaper(self._store, for_upkeep, worker=self.id, events=self._events, ceilings=ceilings)
-        upkeep.add(reaper.run, self._settings.effective_reaper_period)
+        reaping = upkeep.add(reaper.run, self._settings.effective_reaper_period)
         if self._settings.retention_ttl:
             retention = Retention(self._store, for_upkeep, self._settings, worker=self.id)
             upkeep.add(retention.run, self._settings.effective_retention_period)
+        self._presence = Presence(
+            self._store,
+            for_upkeep,
+            worker=self.id,
+            topics=self._want,
+            slots=1,
+            running=self._held.__len__,
+            reaps_in=lambda: reaping.due_in,
+            lease=self._settings.lease,
+        )
+        upkeep.add(self._presence.run, self._presence.period, is_due=True)
         watchdog = Watchdog(self._held, connections, has_one_writer=self._engine.dialect.name == "sqlite")
         loops = [
             Loop("heartbeat", heartbeat.turn, longest_pause=self._settings.heartbeat_period),
@@ -190,6 +202,8 @@ class _Consumer:
         self._held.release_waiters()
         for loop in loops:
             loop.stop(10.0)
+        if self._was_reached and all(loop.has_ended for loop in loops):
+            self._presence.leave()
         for reserved in connections:
             reserved.close()
         if self._session_engine is not None and self._session_engine is not self._engine:

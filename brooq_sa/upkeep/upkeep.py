@@ -21,6 +21,15 @@ class Chore:
     period: timedelta
     due_at: float = 0.0
 
+    @property
+    def due_in(self) -> float:
+        """Seconds until it is due; 0 if it is."""
+        return max(0.0, self.due_at - time.monotonic())
+
+    def hurry(self) -> None:
+        """It is due now."""
+        self.due_at = 0.0
+
 
 class Upkeep:
     """Runs chores when they are due; `turn` is one look at them."""
@@ -28,10 +37,17 @@ class Upkeep:
     def __init__(self) -> None:
         self._chores: list[Chore] = []
 
-    def add(self, work: Callable[[], object], period: timedelta) -> None:
-        # The first time comes at random within the period, so that workers started together do not stay in step.
-        delay = random.uniform(0, period.total_seconds())  # noqa: S311 - no secret
-        self._chores.append(Chore(work, period, time.monotonic() + delay))
+    def add(self, work: Callable[[], object], period: timedelta, *, is_due: bool = False) -> Chore:
+        """Have something done every so often; what stands for it.
+
+        Args:
+            is_due: the first time comes at once. Otherwise it comes at random within the period, so that workers
+                started together do not stay in step.
+        """
+        delay = 0.0 if is_due else random.uniform(0, period.total_seconds())  # noqa: S311 - no secret
+        chore = Chore(work, period, time.monotonic() + delay)
+        self._chores.append(chore)
+        return chore
 
     def turn(self) -> float:
         """Do what is due.

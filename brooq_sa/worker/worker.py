@@ -41,6 +41,7 @@ from .heartbeat import Heartbeat
 from .held import Held
 from .listener import Listener
 from .loop import Loop
+from .presence import Presence
 from .processes import KILL_GRACE, ProcessExecutor, check, name_of, setup_for
 from .watchdog import Watchdog
 
@@ -153,12 +154,23 @@ class Worker:
         upkeep = Upkeep()
         ceilings = self._base.registry.crash_ceilings
         reaper = Reaper(store, for_upkeep, worker=worker, events=self.events, ceilings=ceilings)
-        upkeep.add(reaper.run, settings.effective_reaper_period)
+        reaping = upkeep.add(reaper.run, settings.effective_reaper_period)
         unknown = UnknownTopics(store, for_upkeep, self._base.registry, worker=worker)
         upkeep.add(unknown.run, settings.effective_reaper_period)
         if settings.retention_ttl:
             retention = Retention(store, for_upkeep, settings, worker=worker)
             upkeep.add(retention.run, settings.effective_retention_period)
+        self._presence = Presence(
+            store,
+            for_upkeep,
+            worker=worker,
+            topics=self.topics,
+            slots=settings.workers,
+            running=self._held.__len__,
+            reaps_in=lambda: reaping.due_in,
+            lease=settings.lease,
+        )
+        self._announcing = upkeep.add(self._presence.run, self._presence.period, is_due=True)
         grace = settings.effective_watchdog_grace
         on_sqlite = self._sync_engine.dialect.name == "sqlite"
         watchdog = Watchdog(held, self._reserved, grace=grace, give_up=self._give_up, has_one_writer=on_sqlite)
@@ -240,6 +252,7 @@ class Worker:
                 return True
             wake.unlisten(self._store.table, self)
             self._conversation.stop_claiming()
+            self._announce_the_stop()
             self._release_unstarted()
             self._drain(allowed)
             is_written = self._conversation.flush(time.monotonic() + LAST_WRITES)
@@ -342,6 +355,11 @@ class Worker:
 
     # Stopping.
 
+    def _announce_the_stop(self) -> None:
+        self._presence.serve_nothing_more()
+        self._announcing.hurry()
+        self._upkeep_loop.wake()
+
     def _release_unstarted(self) -> None:
         for executor in (self._threads, self._processes):
             self._conversation.give_back(executor.take_unstarted())
@@ -368,6 +386,7 @@ class Worker:
             loop.stop(0)
         for loop in others:
             loop.stop(max(0.0, deadline - time.monotonic()))
+        self._leave(deadline)
         is_clean = self._conversation_loop.has_ended and self._conversation.release_unknown()
         self._held.release_waiters()
         for loop in lasting:
@@ -375,6 +394,14 @@ class Worker:
         for loop in lasting:
             loop.stop(max(0.0, deadline - time.monotonic()))
         return is_clean
+
+    def _leave(self, deadline: float) -> None:
+        """Take the worker's row away; if the database does not answer, others do it later."""
+        if not self._upkeep_loop.has_ended or self._upkeep_loop.trouble is not None:
+            return
+        leaving = threading.Thread(target=self._presence.leave, name="brooq-leaving", daemon=True)
+        leaving.start()
+        leaving.join(max(0.0, deadline - time.monotonic()))
 
     def _close(self) -> None:
         self._threads.stop()
