@@ -26,42 +26,44 @@ def tell(connection: Connection, facts: Iterable[JobEnqueued]) -> None:
         pending = _pending.get(connection)
         if pending is None:
             pending = _pending[connection] = _Pending(connection, enqueues)
-    pending.add(facts)
+    pending.add(facts, _savepoints(connection))
 
 
 class _Pending:
-    """What a connection's transaction has to tell once it commits; its savepoints by how many facts were there before.
+    """What a connection's transaction has to tell once it commits, each fact with the savepoints that it is within.
 
     One for each connection, kept as long as that.
     """
 
     def __init__(self, connection: Connection, hub: Hub[JobEnqueued]) -> None:
         self._hub = hub
-        self._facts: list[JobEnqueued] = []
-        self._before: dict[str, int] = {}
-        event.listen(connection, "savepoint", self._mark)
-        event.listen(connection, "rollback_savepoint", self._back)
+        self._facts: list[tuple[JobEnqueued, frozenset[str]]] = []
+        event.listen(connection, "rollback_savepoint", self._drop)
         for name in ("commit", "commit_twophase"):
             event.listen(connection, name, self._tell)
         for name in ("rollback", "rollback_twophase"):
             event.listen(connection, name, self._forget)
 
-    def add(self, facts: Iterable[JobEnqueued]) -> None:
-        self._facts.extend(facts)
+    def add(self, facts: Iterable[JobEnqueued], within: frozenset[str]) -> None:
+        self._facts.extend((fact, within) for fact in facts)
 
-    def _mark(self, _connection: Connection, name: str) -> None:
-        self._before[name] = len(self._facts)
-
-    def _back(self, _connection: Connection, name: str, _context: Any) -> None:
-        # A savepoint that is older than our first fact on this connection was not marked: nothing was before it.
-        del self._facts[self._before.get(name, 0) :]
+    def _drop(self, _connection: Connection, name: str, _context: Any) -> None:
+        self._facts = [(fact, within) for fact, within in self._facts if name not in within]
 
     def _tell(self, *_: Any) -> None:
         facts = self._facts
         self._forget()
-        for fact in facts:
+        for fact, _within in facts:
             self._hub.publish(fact)
 
     def _forget(self, *_: Any) -> None:
         self._facts = []
-        self._before = {}
+
+
+def _savepoints(connection: Connection) -> frozenset[str]:
+    """The names of the savepoints that are open, which SQLAlchemy uses once each on a connection."""
+    names, nested = [], connection.get_nested_transaction()
+    while nested is not None:
+        names.append(nested._savepoint)
+        nested = nested._previous_nested
+    return frozenset(names)
