@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure the rows of the table. Exits with 1 if a floor did not hold."""
+"""``python -m benchmarks``: measure the rows of the table. Exits with 1 if a floor does not hold or a side failed."""
 
 from __future__ import annotations
 
@@ -10,51 +10,84 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks import page
 from benchmarks.bench import Bench
-from benchmarks.measuring import verdicts
+from benchmarks.conditions import conditions
+from benchmarks.measuring import Result, verdicts
 from benchmarks.peers.installing import NoPeers, Peers
-from benchmarks.running import chosen, measure, number
-from benchmarks.sizes import FULL, QUICK, TINY
+from benchmarks.running import chosen, measure
+from benchmarks.sizes import FULL, QUICK, TINY, Sizes
 from benchmarks.table import ROWS
 
 
 def main() -> int:
     arguments = _parser().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    rows = chosen(ROWS, arguments.only)
-    sizes = TINY if arguments.tiny else QUICK if arguments.quick else FULL
-    changed = {"repetitions": arguments.reps, "steady_minutes": arguments.minutes, "drained": arguments.jobs}
-    sizes = dataclasses.replace(sizes, **{name: value for name, value in changed.items() if value})
+    results = [] if arguments.files and not arguments.only else _measure(arguments)
+    measured = {result.row for result in results}
+    everything = [*(result for result in page.load(arguments.files) if result.row not in measured), *results]
+    if arguments.json:
+        page.save(everything, arguments.json)
+    if arguments.write:
+        page.write(ROWS, everything)
+    return _judge(everything)
+
+
+def _measure(arguments: argparse.Namespace) -> list[Result]:
     began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {line}", flush=True)
+
+    rows = chosen(ROWS, arguments.only)
     peers = NoPeers() if arguments.ours else Peers()
-    with Bench(sizes, peers, postgresql=arguments.pg, slots=arguments.slots) as bench:
-        measured = measure(bench, rows, lambda line: print(f"{time.monotonic() - began:6.1f} s  {line}", flush=True))
-    for row in rows:
-        for verdict in verdicts(row, measured.samples[row.name]):
-            print(
-                row.name,
-                verdict.demand.what,
-                verdict.value and number(verdict.value),
-                verdict.floor_held,
-                verdict.goal_reached,
-            )
-    return 0
+    with Bench(_sizes(arguments), peers, postgresql=arguments.pg, slots=arguments.slots) as bench:
+        results = list(measure(bench, rows, say))
+        where = conditions(bench, " ".join(["python -m benchmarks", *sys.argv[1:]]))
+    return [dataclasses.replace(result, conditions=where) for result in results]
+
+
+def _sizes(arguments: argparse.Namespace) -> Sizes:
+    sizes = TINY if arguments.tiny else QUICK if arguments.quick else FULL
+    changes = {"repetitions": arguments.reps, "steady_minutes": arguments.minutes, "drained": arguments.jobs}
+    return dataclasses.replace(sizes, **{name: value for name, value in changes.items() if value})
+
+
+def _judge(results: list[Result]) -> int:
+    """Print what came of each demand; the exit code."""
+    is_well = True
+    by_row = {result.row: result for result in results}
+    print()
+    for row in ROWS:
+        if (result := by_row.get(row.name)) is not None:
+            print(*page.said(row, result), sep="\n")
+            is_well &= not result.failed
+            is_well &= all(verdict.floor_held is not False for verdict in verdicts(row, result))
+    return 0 if is_well else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only this row, or group of rows")
-    parser.add_argument("--reps", type=int, help="runs of each side")
+    parser.add_argument("--reps", type=int, help="runs of each side  [default: 5]")
     parser.add_argument("--minutes", type=float, help="how long an old snapshot is held  [default: 10]")
     parser.add_argument("--jobs", type=int, help="in a drain  [default: 100,000]")
     parser.add_argument("--slots", type=int, default=10, help="of our workers in drains  [default: 10]")
     parser.add_argument("--quick", action="store_true", help="smaller sizes; the figures are rough")
-    parser.add_argument("--tiny", action="store_true", help="sizes at which figures mean nothing, to see that all runs")
+    parser.add_argument("--tiny", action="store_true", help="sizes whose figures mean nothing, to see that all runs")
     parser.add_argument("--ours", action="store_true", help="without peers")
     parser.add_argument("--pg", default=os.environ.get("BROOQ_PG", "18"), help="PostgreSQL's version, or its folder")
     parser.add_argument("--json", type=Path, help="a file for the results")
-    parser.add_argument("--from", type=Path, action="append", default=[], dest="files", help="results of earlier runs")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument(
+        "--from",
+        type=Path,
+        action="append",
+        default=[],
+        dest="files",
+        metavar="JSON",
+        help="take the results of an earlier run too; without --only nothing is measured",
+    )
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md and its chart")
     return parser
 
 

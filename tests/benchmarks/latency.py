@@ -18,9 +18,6 @@ from benchmarks.server import LOGGED
 from benchmarks.tally import noted
 from brooq_sa import enqueue
 
-WARM_UP = 2.0
-"""Seconds in which a worker, once it has taken a first job, may do whatever it does only at its start."""
-
 Sent = tuple[int, float, float]
 """A job's number, when its enqueuing was begun and when it was committed."""
 
@@ -36,7 +33,7 @@ def ours(bench: Bench) -> Figures:
     ):
         _put(engine, -1)
         wait(lambda: worker.count, "the first job", check=worker.check)
-        time.sleep(WARM_UP)
+        time.sleep(bench.sizes.warm_up)
         sent = [_put(engine, number) for number in range(bench.sizes.trickled)]
         wait(lambda: worker.count > len(sent), "the last job", check=worker.check)
         return waits(sent, noted(worker.tally))
@@ -62,7 +59,7 @@ def theirs(peer: type[Pgqueuer] | type[Graphile]) -> Callable[[Bench], Figures]:
         with bench.process(command) as worker:
             bench.peers.run(peer.name, "trickle", address, "1")
             wait(lambda: worker.count, "the first job", check=worker.check)
-            time.sleep(WARM_UP)
+            time.sleep(bench.sizes.warm_up)
             sent = json.loads(bench.peers.run(peer.name, "trickle", address, str(bench.sizes.trickled)))
             wait(lambda: worker.count > len(sent), "the last job", check=worker.check)
             begun = noted(worker.tally)
@@ -98,7 +95,7 @@ def idle(bench: Bench) -> Figures:
     with bench.process(bench.ours(url, ["numbered"])) as worker, bench.engine(database) as engine:
         _put(engine, 0)
         wait(lambda: worker.count, "the first job", check=worker.check)
-        time.sleep(WARM_UP)
+        time.sleep(bench.sizes.warm_up)
         start = bench.server.log_end()
         time.sleep(bench.sizes.idle_seconds)
         statements = list(bench.server.logged(start))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -53,8 +53,15 @@ class Medians:
         return median(values)
 
     def ratio(self, side: str, other: str, figure: str = "rate") -> float:
-        """How many times the other's figure this side's is."""
-        return self(side, figure) / self(other, figure)
+        """How many times the other's figure this side's is.
+
+        Raises:
+            Absent: one of them was not measured, or the other's is nought.
+        """
+        of = self(other, figure)
+        if not of:
+            raise Absent(f"{other}: {figure} is 0")
+        return self(side, figure) / of
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,24 @@ class Row:
     demands: tuple[Demand, ...]
     chart: str | None = None
     once: bool = False
-    notes: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of measuring a row.
+
+    Attributes:
+        row: its name.
+        absent: why a side could not be had, by its name.
+        failed: the traceback of a side that raised, by its name.
+        conditions: under which it was measured.
+    """
+
+    row: str
+    samples: Samples
+    absent: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    conditions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,9 +146,9 @@ class Verdict:
         return None if self.value is None else self.demand.holds(self.value, self.demand.goal)
 
 
-def verdicts(row: Row, samples: Mapping[str, list[Figures]]) -> list[Verdict]:
+def verdicts(row: Row, result: Result) -> list[Verdict]:
     """What came of each of a row's demands."""
-    medians = Medians({side.name: samples.get(side.name, []) for side in row.sides})
+    medians = Medians(result.samples)
     return [_verdict(demand, medians) for demand in row.demands]
 
 

@@ -72,9 +72,13 @@ class Ours:
 
     @property
     def _topic(self) -> str:
-        kind = self._job.__kind__
-        assert kind is not None
-        return kind.topic
+        return topic_of(self._job)
+
+
+def topic_of(job: type[Mail]) -> str:
+    kind = job.__kind__
+    assert kind is not None
+    return kind.topic
 
 
 class _Peer:

@@ -3,71 +3,63 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from benchmarks.bench import Bench
-from benchmarks.measuring import Figures, Row, Samples, Side
+from benchmarks.measuring import Figures, Result, Row, Samples, Side
 from benchmarks.peers.installing import CannotInstall
 
 Say = Callable[[str], None]
 
 
-@dataclass
-class Measured:
-    """What came of a run.
-
-    Attributes:
-        samples: of each side of each row, by the row's name.
-        absent: why a side was not measured, by its name.
-        failed: the traceback of a side that raised, by its name.
-    """
-
-    samples: dict[str, Samples] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-
-
-def measure(bench: Bench, rows: Sequence[Row], say: Say = lambda _: None) -> Measured:
+def measure(bench: Bench, rows: Sequence[Row], say: Say = lambda _: None) -> Iterator[Result]:
     """Measure rows, group by group; a side that cannot be measured keeps no other from it."""
-    measured = Measured()
     for group in dict.fromkeys(row.group for row in rows):
-        _measure_group(bench, [row for row in rows if row.group == group], measured, say)
-    return measured
+        yield from _Group(bench, [row for row in rows if row.group == group], say).measure()
 
 
-def _measure_group(bench: Bench, rows: list[Row], measured: Measured, say: Say) -> None:
-    sides = list(dict.fromkeys(side for row in rows for side in row.sides))
-    once = all(row.once for row in rows)
-    gathered: Samples = {side.name: [] for side in sides}
-    for _ in range(1 if once else bench.sizes.repetitions):
-        for side in sides:
-            if side.name not in measured.absent and side.name not in measured.failed:
-                if figures := _run(bench, side, measured):
-                    gathered[side.name].append(figures)
-                    say(f"{rows[0].group}: {side.name}: {shown(figures)}")
-                else:
-                    say(f"{rows[0].group}: {side.name}: {_why(side, measured)}")
-    for row in rows:
-        measured.samples[row.name] = {side.name: gathered[side.name] for side in row.sides}
+class _Group:
+    """Rows whose sides are measured in turn."""
 
+    def __init__(self, bench: Bench, rows: list[Row], say: Say) -> None:
+        self._bench = bench
+        self._rows = rows
+        self._say = say
+        self._sides = list(dict.fromkeys(side for row in rows for side in row.sides))
+        self._samples: Samples = {side.name: [] for side in self._sides}
+        self._absent: dict[str, str] = {}
+        self._failed: dict[str, str] = {}
 
-def _run(bench: Bench, side: Side, measured: Measured) -> Figures | None:
-    try:
-        if side.peer is not None:
-            bench.peers.command(side.peer)
-        return side.measure(bench)
-    except CannotInstall as error:
-        measured.absent[side.name] = str(error)
-    except Exception:
-        measured.failed[side.name] = traceback.format_exc()
-    return None
+    def measure(self) -> list[Result]:
+        is_once = all(row.once for row in self._rows)
+        for _ in range(1 if is_once else self._bench.sizes.repetitions):
+            for side in self._sides:
+                if side.name not in self._absent and side.name not in self._failed:
+                    self._say(f"{self._rows[0].group}: {side.name}: {self._run(side)}")
+        return [self._result(row) for row in self._rows]
 
+    def _run(self, side: Side) -> str:
+        try:
+            if side.peer is not None:
+                self._bench.peers.command(side.peer)
+            figures = side.measure(self._bench)
+        except CannotInstall as error:
+            self._absent[side.name] = str(error)
+            return f"absent: {error}"
+        except Exception:
+            self._failed[side.name] = traceback.format_exc()
+            return f"failed: {self._failed[side.name]}"
+        self._samples[side.name].append(figures)
+        return shown(figures)
 
-def _why(side: Side, measured: Measured) -> str:
-    if side.name in measured.absent:
-        return f"absent: {measured.absent[side.name]}"
-    return f"failed: {measured.failed[side.name]}"
+    def _result(self, row: Row) -> Result:
+        names = [side.name for side in row.sides]
+        return Result(
+            row=row.name,
+            samples={name: self._samples[name] for name in names},
+            absent={name: why for name, why in self._absent.items() if name in names},
+            failed={name: why for name, why in self._failed.items() if name in names},
+        )
 
 
 def shown(figures: Figures) -> str:
@@ -80,7 +72,7 @@ def number(value: float) -> str:
     size = abs(value)
     if size >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.3f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 or not size else f"{value:.3f}"
 
 
 def chosen(rows: Iterable[Row], only: Sequence[str]) -> list[Row]:

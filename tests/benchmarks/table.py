@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks import drains, enqueuing, latency, snapshot
+from benchmarks import crowds, drains, embedded, enqueuing, footprint, latency, snapshot, traces
 from benchmarks.measuring import Row
 
-ROWS: tuple[Row, ...] = (*drains.ROWS, *latency.ROWS, *enqueuing.ROWS, *snapshot.ROWS)
+ROWS: tuple[Row, ...] = (
+    *drains.ROWS,
+    *latency.ROWS,
+    *enqueuing.ROWS,
+    *crowds.ROWS,
+    *snapshot.ROWS,
+    *traces.ROWS,
+    *footprint.ROWS,
+    *embedded.ROWS,
+)

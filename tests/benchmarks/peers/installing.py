@@ -9,7 +9,6 @@ import subprocess
 import sys
 import venv
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -18,6 +17,10 @@ PATIENCE = 600
 
 class CannotInstall(Exception):
     """Why a peer is absent."""
+
+
+class PeerFailed(RuntimeError):
+    """What a peer's driver, or what installs it, said last."""
 
 
 @dataclass(frozen=True)
@@ -98,21 +101,40 @@ class Peers:
 
     def __init__(self, cache: Path | None = None) -> None:
         self.cache = cache or default_cache()
+        self._commands: dict[str, tuple[str, ...]] = {}
+        self._reasons: dict[str, CannotInstall] = {}
 
-    @cache  # noqa: B019 - one object for a run
     def command(self, name: str) -> tuple[str, ...]:
         """How to start a peer's driver; installs the peer first, if need be.
 
         Raises:
             CannotInstall: it cannot be had here.
         """
+        if name in self._reasons:
+            raise self._reasons[name]
+        if name not in self._commands:
+            try:
+                self._commands[name] = self._installed(name)
+            except CannotInstall as error:
+                self._reasons[name] = error
+                raise
+        return self._commands[name]
+
+    def _installed(self, name: str) -> tuple[str, ...]:
         peer, folder = PEERS[name], self.cache / name
         finished = folder / ".installed"
         if not finished.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            peer.install(folder)
+            try:
+                peer.install(folder)
+            except (PeerFailed, OSError) as error:
+                raise CannotInstall(str(error)) from error
             finished.touch()
         return tuple(peer.command(folder))
+
+    def has(self, name: str) -> bool:
+        """Whether this run has used a peer."""
+        return name in self._commands
 
     def versions(self, name: str) -> dict[str, str]:
         """Of a peer's packages, once it is installed."""
@@ -123,6 +145,7 @@ class Peers:
 
         Raises:
             CannotInstall: the peer cannot be had here.
+            PeerFailed: it ended with an error.
         """
         return _run([*self.command(name), *arguments])
 
@@ -145,7 +168,7 @@ def _run(command: list[str], folder: Path | None = None) -> str:
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True
         )
     except subprocess.CalledProcessError as error:
-        raise CannotInstall(f"{' '.join(command)}: {error.stdout[-500:]}{error.stderr[-1_500:]}") from error
+        raise PeerFailed(f"{' '.join(command)[:200]}: {error.stdout[-500:]}{error.stderr[-1_500:]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotInstall(f"{' '.join(command)}: {error}") from error
+        raise PeerFailed(f"{' '.join(command)[:200]}: {error}") from error
     return done.stdout
