@@ -23,10 +23,12 @@ class Plan:
     Attributes:
         sql: as it was sent.
         root: the top node, as EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) gives it.
+        milliseconds: of planning and running it.
     """
 
     sql: str
     root: dict[str, Any]
+    milliseconds: float = 0.0
 
     def nodes(self, *types: str) -> list[dict[str, Any]]:
         """Every node, or those of the types."""
@@ -118,7 +120,7 @@ def _explain(driver: psycopg.Connection[Any], sql: str, parameters: dict[str, An
         cursor.execute("ROLLBACK TO SAVEPOINT explained")
         cursor.execute("DEALLOCATE explained")
     [described] = json.loads(answer) if isinstance(answer, str) else answer
-    return Plan(sql, described["Plan"])
+    return Plan(sql, described["Plan"], described["Planning Time"] + described["Execution Time"])
 
 
 def _types(driver: psycopg.Connection[Any], values: Sequence[Any]) -> list[str]:
