@@ -222,9 +222,9 @@ def test_no_password_in_any_line(processes: Processes, pg: Database) -> None:
         url = make_url({pg.url!r}).set(password="hunter2")
         for each in (url, url.set(database="none"), url.set(port=1), url.set(username="nobody")):
             with Worker(create_engine(each), Jobs, poll_interval="20ms") as worker:
-                while "conversation" not in worker.troubles:
+                while "claiming" not in worker.troubles:
                     time.sleep(0.01)
-            print("troubled", worker.troubles["conversation"])
+            print("troubled", worker.troubles["claiming"])
         """
     )
     assert child.wait(60) == 0

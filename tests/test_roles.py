@@ -233,7 +233,7 @@ def test_a_worker_that_lacks_a_grant(town: Town) -> None:
         enqueue(connection, Work(number=3))
     grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON jobs.job TO app_worker;"
     with Worker(town.of("app_worker"), Roles, **FAST) as worker:
-        wait_until(lambda: grant in worker.troubles.get("conversation", ""), what="the grant being named")
+        wait_until(lambda: grant in worker.troubles.get("claiming", ""), what="the grant being named")
         town.run(grant, "app_migrator")
         wait_until(lambda: [row["state"] for row in town.rows()] == ["done"], what="the job being done")
         wait_until(lambda: worker.troubles == {}, what="the worker being well")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ class Assignment:
     """A claim and how to run it.
 
     Attributes:
+        taken_at: when it was claimed, by the monotonic clock.
         started_at: by the monotonic clock; None while it waits for its slot.
         reruns: how often the handler was run again after a conflict.
     """
@@ -44,6 +44,7 @@ class Assignment:
     claim: Any
     kind: Kind
     policy: Policy
+    taken_at: float = 0.0
     started_at: float | None = None
     reruns: int = 0
 
@@ -52,13 +53,9 @@ class Assignment:
         self.started_at = time.monotonic()
         self.claim._attempt_ends = self.started_at + self.policy.attempt_timeout.total_seconds()
         self.claim._max_execution_ends = self.started_at + self.policy.max_execution_timeout.total_seconds()
-        if self.claim._on_begun is not None:
-            self.claim._on_begun()
-
-    @property
-    def about(self) -> tuple[uuid.UUID, str, int, str]:
-        """What lines in the log say of it, in the order of `log.bound`."""
-        return self.claim.id, self.claim.topic, self.claim.attempt, self.claim.worker
+        if self.claim._observer is not None:
+            waited = self.claim.waited.total_seconds() + self.started_at - self.taken_at
+            self.claim._observer.started(self.claim.topic, waited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,8 @@ class Finished:
 
 def run(assignment: Assignment, redact: Redact | None) -> Finished:
     """Run a ``def`` handler. Returns whatever happens: nothing that a handler raises leaves its slot."""
-    with bound(*assignment.about):
+    claim = assignment.claim
+    with bound(claim.id, claim.topic, claim.attempt, claim.worker):
         return _run(assignment, redact)
 
 
@@ -105,7 +103,8 @@ def _run(assignment: Assignment, redact: Redact | None) -> Finished:
 
 async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
     """Run an ``async def`` handler, as `run` does."""
-    with bound(*assignment.about):
+    claim = assignment.claim
+    with bound(claim.id, claim.topic, claim.attempt, claim.worker):
         return await _run_async(assignment, redact)
 
 
@@ -147,7 +146,7 @@ def _pause_after_conflict(error: BaseException, assignment: Assignment) -> float
     ):
         return None
     assignment.reruns += 1
-    get_logger().info("handler_rerun", **_bound(claim))
+    get_logger().info("handler_rerun", **about(claim))
     return backoff(assignment.reruns, FIRST_RERUN, LAST_RERUN).total_seconds()
 
 
@@ -187,7 +186,7 @@ def _outcome_of(error: BaseException, assignment: Assignment, redact: Redact | N
     try:
         return _judged(error, assignment, redact)
     except BaseException as trouble:  # noqa: BLE001 - an exception's attributes and the redact hook are the user's
-        get_logger().error("failure_not_described", **_bound(claim), exc_info=trouble)
+        get_logger().error("failure_not_described", **about(claim), exc_info=trouble)
         return after(RuntimeError("the failure could not be described"), claim._holding, assignment.policy)
 
 
@@ -219,7 +218,7 @@ def _close(claim: Claim, close: Callable[[], None]) -> None:
     try:
         close()
     except Exception:  # noqa: BLE001 - a session of the user's may raise anything
-        get_logger().warning("session_not_closed", **_bound(claim), exc_info=True)
+        get_logger().warning("session_not_closed", **about(claim), exc_info=True)
 
 
 async def _close_async(claim: AsyncClaim, close: Coroutine[Any, Any, None]) -> None:
@@ -227,13 +226,13 @@ async def _close_async(claim: AsyncClaim, close: Coroutine[Any, Any, None]) -> N
     try:
         await asyncio.shield(close)
     except (Exception, asyncio.CancelledError):  # noqa: BLE001 - as above
-        get_logger().warning("session_not_closed", **_bound(claim), exc_info=True)
+        get_logger().warning("session_not_closed", **about(claim), exc_info=True)
 
 
 def _elapsed(assignment: Assignment) -> timedelta:
     return timedelta(seconds=time.monotonic() - (assignment.started_at or time.monotonic()))
 
 
-def _bound(claim: Any) -> dict[str, Any]:
+def about(claim: Any) -> dict[str, Any]:
     """What a line about the attempt says; said again here, for whose configuration does not merge context variables."""
     return dict(zip(ABOUT, (str(claim.id), claim.topic, claim.attempt, claim.worker), strict=True))

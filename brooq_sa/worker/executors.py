@@ -15,8 +15,8 @@ from .attempts import Assignment, Finished, run, run_async
 PATIENCE = 1.0
 """Seconds that an event loop has to show that it turns."""
 
-Finish = Callable[[Finished], bool | None]
-"""Takes an attempt that has ended; true if it had been given up, and its slot is somebody else's."""
+Finish = Callable[[Finished, Any], tuple[bool, Assignment | None]]
+"""`Slots.ended`: takes an attempt that has ended and its executor; whether it had been given up, and what is next."""
 
 
 class ThreadExecutor:
@@ -74,12 +74,18 @@ class ThreadExecutor:
 
     def _serve(self) -> None:
         while (assignment := self._waiting.get()) is not None:
-            finished = self._run(assignment)
-            with self._lock:
-                self._unfinished -= 1
-            if self._finish(finished):
-                self._retire()
-                return
+            following: Assignment | None = assignment
+            while following is not None:
+                finished = self._run(following)
+                with self._lock:
+                    self._unfinished -= 1
+                is_hung, following = self._finish(finished, self)
+                if is_hung:
+                    self._retire()
+                    return
+                if following is not None:
+                    with self._lock:
+                        self._unfinished += 1
 
     def _run(self, assignment: Assignment) -> Finished:
         return run(assignment, self._redact)
@@ -169,7 +175,18 @@ class LoopExecutor:
         with self._lock:
             if self._unbegun.pop(id(assignment), None) is None:
                 return  # this loop had been blocked, and another has begun it
-        self._finish(await run_cancellable(assignment, self._redact))
+        _, following = self._finish(await run_cancellable(assignment, self._redact), self)
+        if following is not None:
+            self._follow(following)
+
+    def _follow(self, assignment: Assignment) -> None:
+        """Begin what takes the slot of an attempt that has ended on this loop."""
+        if asyncio.get_running_loop() is not self._loop:  # it was blocked, and goes on only for those it had begun
+            self.submit([assignment])
+            return
+        with self._lock:
+            self._unbegun[id(assignment)] = assignment
+        self._begin([assignment])
 
     def replace(self) -> None:
         """One handler is given up: if it holds the whole loop up, begin another loop for those to come."""

@@ -26,9 +26,10 @@ class Held:
         if self._claims:
             self._some.set()
 
-    def discard(self, holding: Holding) -> None:
+    def discard(self, holdings: Iterable[Holding]) -> None:
         with self._lock:
-            self._claims.pop(holding, None)
+            for holding in holdings:
+                self._claims.pop(holding, None)
             if not self._claims:
                 self._some.clear()
 

@@ -15,6 +15,7 @@ from ..engines import Reserved
 from ..log import get_logger
 from ..states import StopCause
 from .held import Held
+from .slots import Slots
 
 TICK = 0.1
 IDLE = 1.0
@@ -27,6 +28,7 @@ class Watchdog:
     """Watches the claims that are held; `turn` is one look.
 
     Args:
+        slots: whose waiting jobs go back when they wait too long.
         connections: broken when they take too long.
         grace: how long a handler may outlive being told to stop.
         give_up: called with the claim of one that has.
@@ -38,6 +40,7 @@ class Watchdog:
     def __init__(
         self,
         held: Held,
+        slots: Slots | None = None,
         connections: Sequence[Reserved] = (),
         *,
         grace: timedelta = timedelta.max,
@@ -46,6 +49,7 @@ class Watchdog:
         worker: str | None = None,
     ) -> None:
         self._held = held
+        self._slots = slots
         self._connections = connections
         self._grace = grace.total_seconds()
         self._give_up = give_up
@@ -59,6 +63,8 @@ class Watchdog:
                 get_logger().error("connection_silent", worker=self._worker)
         if is_idle:
             return 0.0
+        if self._slots is not None:
+            self._slots.give_stale_back()
         now = time.monotonic()
         claims = self._held.snapshot().values()
         if self._has_one_writer and any(claim._session is not None for claim in claims):

@@ -8,8 +8,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from functools import cached_property
 from types import TracebackType
@@ -27,25 +26,33 @@ from ..exc import UsageError
 from ..jobs import JobBase
 from ..kinds import Kind, described
 from ..log import get_logger, log_event
+from ..observer import Observer
 from ..outcomes import Redact, after, released
 from ..session import explained
-from ..settings import WorkerSettings
+from ..settings import WorkerSettings, read_address
 from ..states import StopCause
 from ..store import Claimed, JobStore
 from ..upkeep import Reaper, Retention, UnknownTopics, Upkeep
-from .attempts import Assignment, Finished
+from .attempts import Finished, about
 from .child import find_named
-from .conversation import Conversation
+from .claiming import Claiming
 from .executors import LoopExecutor, ThreadExecutor
+from .health import Beat, Health
 from .heartbeat import Heartbeat
 from .held import Held
 from .listener import Listener
-from .loop import Loop
+from .loop import LONGEST_PAUSE, Loop
+from .measuring import MeasuredStore
+from .observation import Observation
+from .pace import Pace
 from .presence import Presence
 from .processes import KILL_GRACE, ProcessExecutor, check, name_of, setup_for
+from .settling import Settling
+from .slots import Slots
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 S = TypeVar("S")
@@ -82,6 +89,9 @@ class Worker:
             where one is as "module:name", by which child processes find it.
         async_session_factory: makes that of an ``async def`` handler's; by default an AsyncSession on that database.
         redact: takes the secrets out of the text for ``last_error``.
+        http_addr: where to serve ``/metrics``, ``/healthz`` and ``/readyz``, as "host:port"; by default nowhere.
+        metrics: the prometheus-client registry to count in; by default that library's own, and only if there is an
+            `http_addr`.
         **changes: single settings by name, such as ``workers=4`` or ``lease="30s"``; see `WorkerSettings`.
 
     Attributes:
@@ -106,6 +116,8 @@ class Worker:
         session_factory: Callable[[], Session] | str | None = None,
         async_session_factory: Callable[[], AsyncSession] | str | None = None,
         redact: Redact | None = None,
+        http_addr: str | None = None,
+        metrics: CollectorRegistry | None = None,
         **changes: Any,
     ) -> None:
         self.settings = settings.changed(**changes) if settings else WorkerSettings.create(**changes)
@@ -120,36 +132,62 @@ class Worker:
             _ = kind.codec  # raises for what no payload can be read into, before any job is taken
         self.topics = tuple(sorted(self._kinds))
         self._policies = {topic: kind.policy(self.settings) for topic, kind in self._kinds.items()}
-        self._store = JobStore(base.__table__)
         self._held = Held()
+        self._observation = self._observed(http_addr, metrics)
+        self._observer = self._observation.observer if self._observation else Observer()
+        table = base.__table__
+        self._store = MeasuredStore(table, self._observer) if self._observation else JobStore(table)
         self._state_lock = threading.Lock()
         self._engines_lock = threading.Lock()
         self._was_started = False
+        self._is_stopping = False
         self._is_stopped = threading.Event()
         self._session_factory = _callable(session_factory) or self._open_session
         self._async_session_factory = _callable(async_session_factory) or self._open_async_session
         self._compose(redact)
         self._compose_processes(session_factory, async_session_factory)
 
+    def _observed(self, http_addr: str | None, registry: CollectorRegistry | None) -> Observation | None:
+        """What watches this worker, if that is wanted; only then is prometheus-client imported."""
+        if http_addr is not None:
+            http_addr = read_address(http_addr)
+        if http_addr is None and registry is None:
+            return None
+        return Observation(
+            self._sync_engine,
+            self._base,
+            self.events,
+            topics=self.topics,
+            workers=self.settings.workers,
+            held=self._held,
+            worker=self.id,
+            http_addr=http_addr,
+            registry=registry,
+        )
+
     def _compose(self, redact: Redact | None) -> None:
         store, settings, held, worker = self._store, self.settings, self._held, self.id
         patience = min(max(settings.lease / 2, timedelta(seconds=1)), timedelta(seconds=30))
-        self._reserved = [Reserved(self._sync_engine, patience) for _ in range(3)]
-        for_conversation, for_heartbeat, for_upkeep = self._reserved
-        self._conversation = Conversation(
+        self._reserved = [Reserved(self._sync_engine, patience) for _ in range(4)]
+        for_claiming, for_settling, for_heartbeat, for_upkeep = self._reserved
+        pace = Pace(settings.workers)
+        self._slots = Slots(settings.workers, pace, self.events, self._executor_of)
+        self._claiming = Claiming(
             store,
-            for_conversation,
+            for_claiming,
+            self._slots,
             self._kinds,
             settings,
             worker=worker,
             held=held,
+            pace=pace,
             events=self.events,
             open_claim=self._open_claim,
-            start=self._start,
         )
+        self._settling = Settling(store, for_settling, self._slots, worker=worker, held=held, events=self.events)
         self._redact = redact
-        self._threads = ThreadExecutor(self._conversation.finished, redact)
-        self._event_loop = LoopExecutor(self._conversation.finished, redact, self._forget_async_engine)
+        self._threads = ThreadExecutor(self._slots.ended, redact)
+        self._event_loop = LoopExecutor(self._slots.ended, redact, self._forget_async_engine)
         self._heartbeat = Heartbeat(store, for_heartbeat, settings, worker=worker, held=held)
         upkeep = Upkeep()
         ceilings = self._base.registry.crash_ceilings
@@ -158,7 +196,7 @@ class Worker:
         unknown = UnknownTopics(store, for_upkeep, self._base.registry, worker=worker)
         upkeep.add(unknown.run, settings.effective_reaper_period)
         if settings.retention_ttl:
-            retention = Retention(store, for_upkeep, settings, worker=worker)
+            retention = Retention(store, for_upkeep, settings, worker=worker, observer=self._observer)
             upkeep.add(retention.run, settings.effective_retention_period)
         self._presence = Presence(
             store,
@@ -166,26 +204,47 @@ class Worker:
             worker=worker,
             topics=self.topics,
             slots=settings.workers,
-            running=self._held.__len__,
+            running=lambda: self._slots.running,
             reaps_in=lambda: reaping.due_in,
             lease=settings.lease,
         )
         self._announcing = upkeep.add(self._presence.run, self._presence.period, is_due=True)
         grace = settings.effective_watchdog_grace
         on_sqlite = self._sync_engine.dialect.name == "sqlite"
-        watchdog = Watchdog(held, self._reserved, grace=grace, give_up=self._give_up, has_one_writer=on_sqlite)
-        self._conversation_loop = Loop("conversation", self._explaining(self._conversation.turn))
-        self._heartbeat_loop = Loop(
-            "heartbeat", self._explaining(self._heartbeat.turn), longest_pause=settings.heartbeat_period
+        watchdog = Watchdog(
+            held,
+            self._slots,
+            self._reserved,
+            grace=grace,
+            give_up=self._give_up,
+            has_one_writer=on_sqlite,
+            worker=worker,
         )
-        self._watchdog_loop = Loop("watchdog", watchdog.turn)
-        self._upkeep_loop = Loop("upkeep", self._explaining(upkeep.turn))
-        self._loops = [self._heartbeat_loop, self._watchdog_loop, self._upkeep_loop, self._conversation_loop]
+        self._claiming_loop = self._loop("claiming", self._claiming.turn)
+        settling_loop = self._loop("settling", self._settling.turn)
+        beat = Beat(self._heartbeat.turn, settings.heartbeat_period, self._observer)
+        self._heartbeat_loop = self._loop("heartbeat", beat, longest_pause=settings.heartbeat_period)
+        self._watchdog_loop = self._loop("watchdog", watchdog.turn)
+        self._upkeep_loop = self._loop("upkeep", upkeep.turn)
+        self._loops = [
+            self._heartbeat_loop,
+            self._watchdog_loop,
+            self._upkeep_loop,
+            settling_loop,
+            self._claiming_loop,
+        ]
         self._listener: Listener | None = None
         if settings.wake and (engine := listening_engine(self._sync_engine, settings.wake_url)):
             self._listener = Listener(engine, store.table, self)
-            self._listener_loop = Loop("listener", self._listener.turn)
+            self._listener_loop = self._loop("listener", self._listener.turn)
             self._loops.append(self._listener_loop)
+        self._health = Health(self._loops, self._reserved, beat, settings.lease)
+        if self._observation is not None:
+            self._loops.extend(self._observation.loops)
+
+    def _loop(self, name: str, turn: Callable[[], float], *, longest_pause: timedelta = LONGEST_PAUSE) -> Loop:
+        explaining = self._explaining(turn)
+        return Loop(name, explaining, longest_pause=longest_pause, worker=self.id, observer=self._observer)
 
     def _explaining(self, turn: Callable[[], float]) -> Callable[[], float]:
         """The turn, whose error says what to grant if the database denies it something, or how to make the table."""
@@ -201,7 +260,7 @@ class Worker:
         check(kinds)
         names = [name_of(factory) if kinds else None for factory in session_factories]
         self._processes = ProcessExecutor(
-            self._conversation.finished,
+            self._slots.ended,
             self._redact,
             lambda: setup_for(kinds, self._engine, *names),
             # Sooner than the watchdog would give the handler up.
@@ -213,10 +272,13 @@ class Worker:
 
         Raises:
             UsageError: it was started before; a worker runs once.
+            SettingsError: `http_addr` cannot be had; the worker was not started.
         """
         with self._state_lock:
             if self._was_started:
                 raise UsageError("This worker was started before. Make another one.")
+            if self._observation is not None:
+                self._observation.open(self._health, tuple(self._loops))
             self._was_started = True
         get_logger().info("worker_started", worker=self.id, topics=list(self.topics), workers=self.settings.workers)
         wake.listen(self._store.table, self)
@@ -225,7 +287,7 @@ class Worker:
 
     def jobs_enqueued(self) -> None:
         """Look for jobs now: called by wake-ups, and by whoever knows better than to wait for the poll interval."""
-        self._conversation.look_now()
+        self._slots.look_now()
 
     def job_canceled(self, job_id: uuid.UUID) -> None:
         """Look now whether a job that this worker holds has been canceled: called by wake-ups."""
@@ -251,15 +313,20 @@ class Worker:
             if not self._was_started or self._is_stopped.is_set():
                 return True
             wake.unlisten(self._store.table, self)
-            self._conversation.stop_claiming()
+            self._is_stopping = True
+            if self._observation is not None:
+                self._observation.stopping()
+            self._slots.stop_claiming()
             self._announce_the_stop()
             self._release_unstarted()
             self._drain(allowed)
-            is_written = self._conversation.flush(time.monotonic() + LAST_WRITES)
+            is_written = self._slots.flush(time.monotonic() + LAST_WRITES)
             # The heartbeat last: a lease that ran out during the flush would hand a finished job to another worker.
             try:
                 is_written &= self._stop_loops()
                 self._close()
+                if self._observation is not None:
+                    self._observation.close()
             finally:
                 self._is_stopped.set()
         get_logger().info("worker_stopped", worker=self.id, is_written=is_written)
@@ -274,6 +341,26 @@ class Worker:
         """What fails at the moment, by the part of the worker that it fails in; empty when all is well."""
         return {loop.name: loop.trouble for loop in self._loops if loop.trouble is not None}
 
+    @property
+    def unready(self) -> list[str]:
+        """What keeps the worker from being ready, a sentence each: connected, claiming, heartbeats on time.
+
+        It is what ``/readyz`` answers. Empty when all is well.
+        """
+        if not self._was_started or self._is_stopping:
+            return ["the worker is stopping" if self._is_stopping else "the worker has not been started"]
+        return self._health.unready()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker's threads turn. They do in an outage too, which starting anew would not mend."""
+        return self._was_started and self._health.is_alive()
+
+    @property
+    def http_address(self) -> str | None:
+        """Where metrics and health are served, once the worker has started: the port too, if that was to be any."""
+        return self._observation.address if self._observation else None
+
     def __enter__(self) -> Worker:
         self.start()
         return self
@@ -283,25 +370,10 @@ class Worker:
 
     # Starting attempts.
 
-    def _start(self, assignments: Sequence[Assignment]) -> None:
-        with ExitStack() as submitted:  # each, even if one before it fails
-            for executor in (self._threads, self._event_loop, self._processes):
-                chosen = [each for each in assignments if self._executor_of(each.kind) is executor]
-                submitted.callback(self._submit, executor, chosen)
-
     def _executor_of(self, kind: Kind) -> ThreadExecutor | LoopExecutor:
         if kind.is_isolated:
             return self._processes
         return self._event_loop if kind.is_async else self._threads
-
-    def _submit(self, executor: ThreadExecutor | LoopExecutor, assignments: Sequence[Assignment]) -> None:
-        try:
-            if assignments:
-                executor.submit(assignments)
-        except Exception:
-            # No thread to be had. Others may have the jobs, and the conversation pauses before it asks for more.
-            self._conversation.give_back(assignments)
-            raise
 
     def _open_claim(self, claimed: Claimed, kind: Kind, max_attempts: int, lease_ends: float) -> Claim | AsyncClaim:
         # That of a handler in a child process stands for the one that the child has.
@@ -316,6 +388,8 @@ class Worker:
             open_session=open_session,
             lease_ends=lease_ends,
         )
+        if self._observation is not None:
+            claim._observer = self._observer
         return claim
 
     def _open_session(self) -> Session:
@@ -350,7 +424,7 @@ class Worker:
             grace = format_duration(self.settings.effective_watchdog_grace)
             error = TimeoutError(f"{claim.cause}, and the handler did not stop within {grace}")
             outcome = after(error, claim._holding, self._policies[claim.topic])
-        if self._conversation.hung(Finished(claim, outcome, timedelta(0))):
+        if self._slots.hung(Finished(claim, outcome, timedelta(0))):
             self._executor_of(self._kinds[claim.topic]).replace()
 
     # Stopping.
@@ -361,33 +435,36 @@ class Worker:
         self._upkeep_loop.wake()
 
     def _release_unstarted(self) -> None:
+        self._slots.give_waiting_back()
         for executor in (self._threads, self._processes):
-            self._conversation.give_back(executor.take_unstarted())
+            self._slots.give_unbegun_back(executor.take_unstarted())
 
     def _drain(self, grace: timedelta) -> None:
-        if self._conversation.drain(time.monotonic() + grace.total_seconds()):
+        if self._slots.drain(time.monotonic() + grace.total_seconds()):
             return
         for claim in self._held.snapshot().values():
             claim._stop(StopCause.SHUTDOWN)
-        if self._conversation.drain(time.monotonic() + NOTICE):
+        if self._slots.drain(time.monotonic() + NOTICE):
             return
         left = [claim for claim in self._held.snapshot().values() if not claim._is_over]
         for claim in left:
-            get_logger().warning("handler_outlived_shutdown", job_id=str(claim.id), topic=claim.topic, worker=self.id)
-        self._conversation.give_up(Finished(claim, released(claim._holding), timedelta(0)) for claim in left)
+            get_logger().warning("handler_outlived_shutdown", **about(claim))
+        self._slots.give_up(Finished(claim, released(claim._holding), timedelta(0)) for claim in left)
 
     def _stop_loops(self) -> bool:
         """Stop them, within a time that they share; whether no lease is left behind."""
         deadline = time.monotonic() + LAST_TURNS
         lasting = (self._watchdog_loop, self._heartbeat_loop)
         others = [loop for loop in self._loops if loop not in lasting]
-        self._conversation.close()
+        self._slots.close()
+        if self._observation is not None:
+            self._observation.close_loops()
         for loop in others:
             loop.stop(0)
         for loop in others:
             loop.stop(max(0.0, deadline - time.monotonic()))
         self._leave(deadline)
-        is_clean = self._conversation_loop.has_ended and self._conversation.release_unknown()
+        is_clean = self._claiming_loop.has_ended and self._claiming.release_unknown()
         self._held.release_waiters()
         for loop in lasting:
             loop.stop(0)

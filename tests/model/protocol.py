@@ -39,7 +39,7 @@ SLOTS = 2
 """How many claims a worker runs at a time: two, so that it can run a job twice at once."""
 
 RULES = {
-    "rule.outcomes_first": "A worker does not claim while an outcome of its own is unanswered.",
+    "rule.give_backs_first": "A worker does not claim while a give-back of its own is sent and not answered.",
     "rule.whole_give_back": "A give-back whose connection broke is either in the row by then or never will be.",
     "rule.whole_release": "The same of giving back what a lost claim may have taken.",
     "rule.whole_session": "The same of a success in the claim's own session.",
@@ -59,6 +59,9 @@ more; it never was there, since its worker did not get the answer. An Outcome in
 again, since the connection broke before it was answered.
 """
 
+
+UNSENT = PRESERVED._replace(name="failed, attempt given back, first sent now")
+"""What becomes of a success in the claim's own session that was not answered."""
 
 _CHOSEN = ("claim chose", "release chose")
 """First steps whose second one the worker waits for before it claims."""
@@ -182,7 +185,7 @@ class Protocol:
         self._moves = Moves(without)
         self._fits = cache(self._moves.fits)
         self._without = without
-        self._has_outcomes_first = "rule.outcomes_first" not in without
+        self._has_give_backs_first = "rule.give_backs_first" not in without
         self._tells_time = tells_time
         self._active_grow_old = "purge.state" in without  # otherwise it makes no difference
 
@@ -229,12 +232,12 @@ class Protocol:
             yield _step("claim orphaned", _spend(world, lost=lost - 1), number, sent, text)
 
     def _is_busy(self, world: World, worker: int) -> bool:
-        """Whether a worker cannot claim: no slot is free, or it talks about its outcomes first."""
+        """Whether a worker cannot claim: no slot is free, or a give-back is to be answered first."""
         running = 0
         for job in world.jobs:
             for run in job.runs:
                 if run.worker == worker and run.phase not in (OVER, UNKNOWN):
-                    if run.phase is not RUNNING and self._has_outcomes_first:
+                    if self._has_give_backs_first and _is_giving_back(job, run):
                         return True
                     running += 1
             if any(flight.worker == worker and flight.statement in _CHOSEN for flight in job.flights):
@@ -280,7 +283,7 @@ class Protocol:
                 unanswered = _spend(world, lost=lost - 1)
                 yield from self._settle(unanswered, number, run, outcome, "settle lost", then=outcome)
                 if outcome is SUCCEEDED:
-                    yield from self._settle(unanswered, number, run, outcome, "session lost", then=PRESERVED)
+                    yield from self._settle(unanswered, number, run, outcome, "session lost", then=UNSENT)
                 yield from self._orphans(unanswered, number, run, outcome)
             if delay:
                 waiting = _send(_in_phase(job, run, WAITING), Flight("settle", job.runs[run].worker, run, outcome))
@@ -307,7 +310,7 @@ class Protocol:
         if not outcome.gives_back or "rule.whole_give_back" in self._without:
             yield _step("settle orphaned", world, number, _send(_in_phase(job, run, outcome), flight), text)
         if outcome is SUCCEEDED and "rule.whole_session" in self._without:
-            yield _step("session orphaned", world, number, _send(_in_phase(job, run, PRESERVED), flight), text)
+            yield _step("session orphaned", world, number, _send(_in_phase(job, run, UNSENT), flight), text)
 
     def _settle(
         self, world: World, number: int, run: int, outcome: Outcome, kind: str, then: str | Outcome = OVER
@@ -319,7 +322,7 @@ class Protocol:
             text = f"what was on its way arrives: {text}"
         if then is GIVEN_UP:
             text += "; its worker stops, though its handler still runs"
-        elif then is PRESERVED and outcome is SUCCEEDED:
+        elif then is UNSENT:
             text += ", but the answer is lost: it will send 'failed, attempt given back'"
         elif isinstance(then, Outcome) and kind != "orphan arrives":
             text += ", but the answer is lost: it will send that again"
@@ -366,7 +369,7 @@ class Protocol:
     def _releases(self, world: World, number: int, worker: int) -> Iterator[Step]:
         """As a worker does before it claims again, and at its end, if it may hold what it does not know."""
         job, lost = world.jobs[number], world.budget.lost
-        if job.holding < 0 or job.runs[job.holding].phase is not UNKNOWN or self._is_talking(world, worker):
+        if job.holding < 0 or job.runs[job.holding].phase is not UNKNOWN:
             return
         if "release_unknown" in self._moves.unlocked:
             if not _has_flight(job, "release chose", worker):
@@ -409,13 +412,6 @@ class Protocol:
     def _knows(job: Job, worker: int) -> bool:
         return any(run.worker == worker and run.phase not in (OVER, UNKNOWN) for run in job.runs)
 
-    def _is_talking(self, world: World, worker: int) -> bool:
-        """Whether an outcome of the worker comes first."""
-        return any(
-            run.worker == worker and (run.phase is WAITING or isinstance(run.phase, Outcome))
-            for job in world.jobs
-            for run in job.runs
-        )
 
     # Renewing.
 
@@ -743,6 +739,14 @@ def _has_flight(job: Job, statement: str, worker: int) -> bool:
 
 def _send(job: Job, flight: Flight) -> Job:
     return job._replace(flights=tuple(sorted((*job.flights, flight), key=repr)))
+
+
+def _is_giving_back(job: Job, run: Run) -> bool:
+    """Whether an outcome that gives the attempt back is sent and not answered."""
+    if run.phase is WAITING:
+        number = job.runs.index(run)
+        return any(flight.run == number and flight.outcome and flight.outcome.gives_back for flight in job.flights)
+    return isinstance(run.phase, Outcome) and run.phase.gives_back and run.phase != UNSENT
 
 
 def _in_phase(job: Job, run: int, phase: str | Outcome) -> Job:

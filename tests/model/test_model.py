@@ -40,7 +40,7 @@ BREAKS = {
     "purge.state": "U2",
     "purge.old": "U2",
     "purge.lock": "U2",
-    "rule.outcomes_first": "I11",
+    "rule.give_backs_first": "I11",
     "rule.whole_give_back": "I11",
     "rule.whole_release": "I12",
     "rule.whole_session": "I11",

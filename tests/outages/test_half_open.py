@@ -37,7 +37,7 @@ def test_while_idle(place: Place) -> None:
         wait_until(lambda: place.servers.execute(CLAIMING), what="the worker having asked for jobs")
         line.cut("delay")
         cut_at = time.monotonic()
-        wait_until(lambda: "conversation" in worker.troubles, timeout=2 * LEASE, what="trouble being told")
+        wait_until(lambda: "claiming" in worker.troubles, timeout=2 * LEASE, what="trouble being told")
         job_id = put(place.db, job())
         while time.monotonic() - cut_at < 3 * LEASE:  # the trouble lasts as long as the silence does
             assert worker.troubles
@@ -138,7 +138,7 @@ def test_a_signal_while_silent(place: Place, processes: Processes) -> None:
     place.servers.execute("INSERT INTO job (topic, payload) VALUES ('work', '{}')")
     worker.wait_for_output("began")
     line.cut("delay")
-    worker.wait_for_output("conversation_failed")
+    worker.wait_for_output("claiming_failed")
     worker.send(signal.SIGTERM)
     sent_at = time.monotonic()
     assert worker.wait() == 1, worker.output()

@@ -33,7 +33,7 @@ def test_while_idle(place: Place, mode: str) -> None:
     job = job_class(lambda job, claim: ran.set())
     with working(place.app, base_of(job)) as worker:
         wait_until(lambda: worker.troubles == {}, what="a good start")
-        place.restart(mode, lambda: wait_until(lambda: "conversation" in worker.troubles, what="trouble being told"))
+        place.restart(mode, lambda: wait_until(lambda: "claiming" in worker.troubles, what="trouble being told"))
         job_id = put(place.db, job())
         wait_until(ran.is_set, timeout=SOON, what="a job being run")
         wait_until(lambda: worker.troubles == {}, timeout=SOON, what="the worker being well again")
@@ -111,7 +111,7 @@ def test_read_only_for_a_while(place: Place) -> None:
         heard = Heard(worker.events)
         assert started.wait(10)
         place.servers.lets_nobody_write(True)
-        wait_until(lambda: "conversation" in worker.troubles, what="trouble being told")
+        wait_until(lambda: "claiming" in worker.troubles, what="trouble being told")
         go_on.set()
         wait_until(ended.is_set, what="the handler being refused its write")
         place.servers.lets_nobody_write(False)

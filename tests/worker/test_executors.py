@@ -26,9 +26,9 @@ class Ended:
     def __init__(self) -> None:
         self.queue: SimpleQueue[Finished] = SimpleQueue()
 
-    def __call__(self, finished: Finished) -> bool:
+    def __call__(self, finished: Finished, _executor: Any) -> tuple[bool, None]:
         self.queue.put(finished)
-        return False
+        return False, None
 
     def next(self) -> Finished:
         return self.queue.get(timeout=10)

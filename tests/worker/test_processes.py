@@ -69,9 +69,9 @@ class Slots:
         self.setup: Callable[[], Setup] = lambda: setup_for(kinds, engine, None, None)
         self.executor = ProcessExecutor(self._finish, redact, self.setup, GRACE)
 
-    def _finish(self, finished: Finished) -> bool:
+    def _finish(self, finished: Finished, _executor: Any) -> tuple[bool, None]:
         self._ended.put(finished)
-        return False
+        return False, None
 
     def submit(self, job: Any) -> Any:
         """Run a job that no database knows of; its claim."""

@@ -449,7 +449,7 @@ class TestStopping:
             assert started.wait(10)
             stopping = threading.Thread(target=one.stop, kwargs={"grace": "20s"})
             stopping.start()
-            wait_until(lambda: not one._conversation._is_claiming, what="the stop having begun")
+            wait_until(lambda: not one._slots._is_claiming, what="the stop having begun")
             second = put(db, job(number=1))
             with working(db, base_of(job), lease="1s", topics=["work"], reaper_period="50ms"):
                 stopping.join(20)
@@ -553,8 +553,8 @@ def test_a_missing_table_is_told_with_the_way_to_make_it(db: Database) -> None:
     migrations.downgrade(db.engine)
     try:
         with working(db, base_of(job_class(lambda job, claim: None))) as worker:
-            wait_until(lambda: "migrate" in worker.troubles.get("conversation", ""), what="the worker's saying so")
-            assert "has no table 'job'" in worker.troubles["conversation"]
+            wait_until(lambda: "migrate" in worker.troubles.get("claiming", ""), what="the worker's saying so")
+            assert "has no table 'job'" in worker.troubles["claiming"]
             migrations.upgrade(db.engine)
             wait_until(lambda: not worker.troubles, timeout=30, what="the worker's recovery")
     finally:

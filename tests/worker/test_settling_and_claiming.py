@@ -19,6 +19,7 @@ from brooq_sa.events import JobClaimed, JobDead, JobDone, JobFailed, JobLeaseLos
 from brooq_sa.schema import ATTEMPTS_CEILING
 from brooq_sa.store import Holding, JobStore, Outcome
 from brooq_sa.worker.attempts import Finished
+from brooq_sa.worker.pace import MOST_JOBS
 from databases import Database
 from waiting import wait_until
 
@@ -134,7 +135,7 @@ def watching(look: Callable[[Collection[Outcome]], Any]) -> Any:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locked rows are not waited for long, and outcomes that were put off are tried again soon."""
     monkeypatch.setattr("brooq_sa.engines.LOCK_TIMEOUT", "100ms")
-    monkeypatch.setattr("brooq_sa.worker.conversation.RETRY_LOCKED", 0.1)
+    monkeypatch.setattr("brooq_sa.worker.settling.RETRY_LOCKED", 0.1)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -167,11 +168,12 @@ class TestOutcomesThatCannotBeWritten:
     def test_a_worker_that_is_busy_comes_back_to_it(self, db: Database) -> None:
         """An outcome that was put off is due when its time has come, though the worker never waits for work (I11)."""
         job = job_class(nothing)
-        conversation = Worker(db.engine, base_of(job), **FAST)._conversation
-        postponed = Finished(bare_claim(), None, timedelta(0))
-        conversation._postponed.append((time.monotonic(), postponed))
-        conversation._wait()
-        assert conversation._again == [postponed]
+        worker = Worker(db.engine, base_of(job), **FAST)
+        heard = Heard(worker.events)
+        worker._settling._postponed.append((time.monotonic(), Finished(bare_claim(), None, timedelta(0))))
+        worker._slots.give_up([Finished(bare_claim(), None, timedelta(0))])
+        worker._settling.turn()
+        assert (worker._settling._postponed, len(heard.all(JobLeaseLost))) == ([], 2)
 
     def test_many_locked_rows(self, pg: Database) -> None:
         """However many rows somebody keeps locked, the others are settled meanwhile, and those in the end (I11)."""
@@ -216,7 +218,7 @@ class TestOutcomesThatCannotBeWritten:
                 go_on.set()
                 stopping = threading.Thread(target=worker.stop)
                 stopping.start()
-                wait_until(lambda: worker._conversation._postponed, what="the outcome being put off")
+                wait_until(lambda: worker._settling._postponed, what="the outcome being put off")
             stopping.join(20)
         assert pg.states() == ["done"]
 
@@ -322,7 +324,7 @@ class TestOutcomesThatCannotBeWritten:
         put(db, job())
         with watching(look), working(db, base_of(job)) as worker:
             wait_until(lambda: worker.troubles, what="trouble")
-            assert worker.troubles == {"conversation": "Exception: server gone"}
+            assert worker.troubles == {"settling": "Exception: server gone"}
             is_down.clear()
             wait_until(lambda: db.states() == ["done"], what="the job being done")
             wait_until(lambda: not worker.troubles, what="trouble being over")
@@ -356,8 +358,12 @@ def allow_outcomes(db: Database) -> None:
 
 
 class TestClaiming:
-    def test_no_more_than_the_slots(self, db: Database) -> None:
-        """Never more handlers run than there are slots; besides, jobs are leased whose outcome is on its way (I2)."""
+    @pytest.mark.parametrize(("seconds", "ahead"), [(0.1, 0), (0.005, MOST_JOBS)])
+    def test_no_more_than_the_slots(self, db: Database, seconds: float, ahead: int) -> None:
+        """Never more handlers run than there are slots (I2).
+
+        Besides, jobs are leased whose outcome is on its way; and if they are short, such as wait for a slot.
+        """
         most, running, lock = 0, 0, threading.Lock()
 
         def handler(job: Any, claim: Any) -> None:
@@ -365,7 +371,7 @@ class TestClaiming:
             with lock:
                 running += 1
                 most = max(most, running)
-            claim.should_stop.wait(0.005)
+            claim.should_stop.wait(seconds)
             with lock:
                 running -= 1
 
@@ -376,7 +382,7 @@ class TestClaiming:
             while not is_idle(db):
                 leased.append(len(db.rows(state="processing")))
         assert most == 3
-        assert max(leased) <= 2 * 3
+        assert max(leased) <= 2 * 3 + ahead
 
     def test_in_order(self, db: Database) -> None:
         """One slot runs the jobs of a topic by priority, then ready time, then enqueuing (I10)."""

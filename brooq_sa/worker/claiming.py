@@ -1,0 +1,171 @@
+"""Claiming: one thread that takes jobs for all slots.
+
+::
+
+                 ┌───────── a slot came free, a wake-up came, the poll interval passed ─────────┐
+                 ▼                                                                              │
+               wait ─▶ claim for the free slots, and ahead of them ─┬─ some came: start them ───┤ again at once
+                                                                    └─ none came ───────────────┘ at the next poll
+
+It has a connection of its own, so that PostgreSQL takes jobs while it settles others, and both while handlers run.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from ..claims import AsyncClaim, Claim
+from ..engines import Reserved
+from ..events import Events, JobClaimed
+from ..kinds import Kind
+from ..log import get_logger
+from ..outcomes import dead
+from ..schema import ATTEMPTS_CEILING
+from ..settings import WorkerSettings
+from ..store import Claimed, JobStore
+from .attempts import Assignment, Finished
+from .held import Held
+from .pace import Pace
+from .slots import Room, Slots
+
+OpenClaim = Callable[[Claimed, Kind, int, float], Claim | AsyncClaim]
+
+
+class Claiming:
+    """Takes jobs; `turn` is one round of waiting for room and claiming.
+
+    Args:
+        store: of the table.
+        reserved: the connection set apart for this.
+        kinds: what to claim, by topic.
+        open_claim: makes the claim that a handler receives.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        reserved: Reserved,
+        slots: Slots,
+        kinds: Mapping[str, Kind],
+        settings: WorkerSettings,
+        *,
+        worker: str,
+        held: Held,
+        pace: Pace,
+        events: Events,
+        open_claim: OpenClaim,
+    ) -> None:
+        self._store = store
+        self._reserved = reserved
+        self._slots = slots
+        self._kinds = kinds
+        self._policies = {topic: kind.policy(settings) for topic, kind in kinds.items()}
+        self._settings = settings
+        self._worker = worker
+        self._held = held
+        self._pace = pace
+        self._events = events
+        self._open_claim = open_claim
+        self._topics = deque(kinds)
+        self._busy_topics = 1
+        self._may_hold_unknown = False
+
+    def turn(self) -> float:
+        room = self._slots.wait_to_claim()
+        if room is None:
+            return 0.0
+        asked_at = time.monotonic()
+        pause = None
+        try:
+            want, most = self._wanted(room)
+            claimed = self._ask(want, most) if want else []
+            if claimed:
+                self._begin(claimed, asked_at)
+            elif want:
+                pause = self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
+        finally:
+            self._slots.asked(asked_at, pause)
+        return 0.0
+
+    def _wanted(self, room: Room) -> tuple[dict[str, int], int]:
+        """How many jobs to take, by topic and in all.
+
+        Topics that have work share the room. None is always the last to get what is left of it.
+        """
+        self._topics.rotate(-1)
+        by_topic = {topic: room.free + room.ahead.get(topic, 0) for topic in self._topics}
+        most = max(by_topic.values())
+        share = -(-most // self._busy_topics)
+        return {topic: min(each, share) for topic, each in by_topic.items() if each > 0}, most
+
+    def _ask(self, want: Mapping[str, int], room: int) -> list[Claimed]:
+        if self._may_hold_unknown:
+            self._give_unknown_back()
+        self._may_hold_unknown = True  # until the answer is here: it may be lost on the way
+        lease = self._settings.lease
+        with self._reserved.transaction() as connection:
+            claimed = self._store.claim(connection, want, room=room, worker=self._worker, lease=lease)
+        self._may_hold_unknown = False
+        return claimed
+
+    def _begin(self, claimed: Sequence[Claimed], asked_at: float) -> None:
+        lease_ends = asked_at + self._settings.lease.total_seconds()
+        assignments = [self._assignment(job, lease_ends) for job in self._in_turn(claimed)]
+        self._held.add(assignment.claim for assignment in assignments)
+        for assignment in assignments:
+            claim = assignment.claim
+            self._events.publish(JobClaimed(claim.id, claim.topic, claim.attempt, self._worker, claim.waited))
+        impossible = [each for each in assignments if each.claim.attempt >= ATTEMPTS_CEILING]
+        if impossible:
+            self._slots.give_up(map(_parked, impossible))
+            assignments = [each for each in assignments if each not in impossible]
+        self._slots.add(assignments)
+
+    def _in_turn(self, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
+        """The jobs in the order they are to start: by priority; of the same, the topics take turns."""
+        by_topic: dict[str, list[Claimed]] = defaultdict(list)
+        for job in claimed:
+            by_topic[job.topic].append(job)
+        self._busy_topics = len(by_topic)
+        self._pace.note_sizes({topic: max(len(job.payload) for job in jobs) for topic, jobs in by_topic.items()})
+        if len(by_topic) == 1:
+            return claimed
+        nth: Counter[tuple[str, int]] = Counter()
+        turns = []
+        for job in claimed:
+            nth[job.topic, job.priority] += 1
+            turns.append((job.priority, nth[job.topic, job.priority]))
+        return [job for _, job in sorted(zip(turns, claimed, strict=True), key=lambda pair: pair[0])]
+
+    def _assignment(self, job: Claimed, lease_ends: float) -> Assignment:
+        kind, policy = self._kinds[job.topic], self._policies[job.topic]
+        return Assignment(self._open_claim(job, kind, policy.max_attempts, lease_ends), kind, policy)
+
+    def release_unknown(self) -> bool:
+        """After the last turn: give back what a claim may have taken whose answer was lost; whether nothing is left."""
+        if self._may_hold_unknown:
+            try:
+                self._give_unknown_back()
+            except SQLAlchemyError as error:
+                get_logger().error("unknown_leases_left", worker=self._worker, error=str(error))
+        return not self._may_hold_unknown
+
+    def _give_unknown_back(self) -> None:
+        held = [job_id for job_id, _ in self._held.snapshot()]
+        with self._reserved.transaction(is_whole=True) as connection:
+            released = self._store.release_unknown(connection, self._worker, held)
+        self._may_hold_unknown = False
+        if released:
+            get_logger().warning("unknown_leases_released", worker=self._worker, count=len(released))
+
+
+def _parked(assignment: Assignment) -> Finished:
+    reason = f"its attempts have reached {ATTEMPTS_CEILING:,}, beyond which none can be counted"
+    get_logger().error("job_parked", job_id=str(assignment.claim.id), topic=assignment.claim.topic, reason=reason)
+    return Finished(assignment.claim, dead(assignment.claim._holding, reason), timedelta(0))
