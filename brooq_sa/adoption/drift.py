@@ -201,7 +201,7 @@ def _is_harmless(kind: str, definition: str) -> bool:
 def _compare_sqlite(connection: Connection, target: Target) -> list[Drift]:
     engine = sa.create_engine("sqlite://")
     with engine.connect() as scratch:
-        migrations.upgrade(scratch, table=target.table)
+        _apply_all(scratch, Target(target.table))
         expected = {name: _sqlite_parts(scratch, name, None) for name in _tables(target)}
     engine.dispose()
     drifts = []

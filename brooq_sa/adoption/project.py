@@ -13,6 +13,7 @@ from pathlib import Path
 
 from alembic.config import Config
 from alembic.script import Script, ScriptDirectory
+from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 
 from brooq_sa import migrations
@@ -92,7 +93,7 @@ class Project:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 found = ScriptDirectory.from_config(self.config)
                 found.get_heads()
-        except (CommandError, ImportError, OSError, SyntaxError, ValueError, KeyError) as error:
+        except (CommandError, RevisionError, ImportError, OSError, SyntaxError, ValueError, KeyError) as error:
             raise ProjectError(f"Alembic cannot read this project's revisions: {error}") from error
         return found
 

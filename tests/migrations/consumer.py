@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
 from alembic import command
@@ -64,8 +65,8 @@ class Consumer:
         self.scripts = folder / scripts
         folder.mkdir(parents=True)
         self.ini, self.toml = folder / "alembic.ini", folder / "pyproject.toml"
-        config = Config(str(self.ini), toml_file=str(self.toml), stdout=io.StringIO())
-        command.init(config, str(self.scripts), template=template)
+        with chdir(folder), redirect_stdout(io.StringIO()):
+            command.init(Config("alembic.ini", toml_file="pyproject.toml"), scripts, template=template)
         placeholder = "driver://user:pass@localhost/dbname"
         self.edit(self.ini, f"{placeholder}2", url.replace("%", "%%")) if template == "multidb" else None
         self.edit(self.ini, placeholder, url.replace("%", "%%"))
