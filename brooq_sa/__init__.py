@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .kinds import Kind
     from .session import EnqueueMixin, Session, cancel, enqueue, enqueue_many, pause, resume, retry
     from .settings import WorkerSettings
+    from .standing import Reason, Why, why
     from .states import CancelResult, Enqueued, RetryResult, State, StopCause
     from .worker import Worker
 
@@ -58,6 +59,7 @@ __all__ = [
     "PayloadError",
     "PreserveAttempt",
     "RawJob",
+    "Reason",
     "RetryAfter",
     "RetryResult",
     "SchemaError",
@@ -69,6 +71,7 @@ __all__ = [
     "State",
     "StopCause",
     "UsageError",
+    "Why",
     "Worker",
     "WorkerSettings",
     "cancel",
@@ -78,6 +81,7 @@ __all__ = [
     "pause",
     "resume",
     "retry",
+    "why",
 ]
 
 # Everything is imported when it is first asked for: a process that only enqueues does not need the worker, nor
@@ -108,6 +112,7 @@ _HOMES = {
     "kinds": ("Kind",),
     "session": ("EnqueueMixin", "Session", "cancel", "enqueue", "enqueue_many", "pause", "resume", "retry"),
     "settings": ("WorkerSettings",),
+    "standing": ("Reason", "Why", "why"),
     "states": ("CancelResult", "Enqueued", "RetryResult", "State", "StopCause"),
     "worker": ("Worker",),
 }

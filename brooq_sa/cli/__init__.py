@@ -19,6 +19,7 @@ GROUPS = {
     "Looking and deciding": {
         "jobs": ("look", "List jobs that fit every filter, the last changed first."),
         "show": ("look", "Show the whole row of one job."),
+        "why": ("why", "Say why a job is where it is: what it waits for, who has it, or how it ended."),
         "stats": ("look", "Show how many jobs each topic has in each state."),
         "cancel": ("operate", "Cancel jobs, waiting or running."),
         "retry": ("operate", "Send failed, dead or canceled jobs round again, now."),

@@ -7,7 +7,7 @@ from functools import cache
 from sqlalchemy import Executable, Float, Integer, Table, Text, bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ..functions import Payload, now, now_plus
+from ..functions import Payload, now, now_plus, seconds_since
 from ..schema import worker_table
 
 
@@ -57,6 +57,13 @@ def forget(job: Table) -> Executable:
 
 @cache
 def workers(job: Table) -> Executable:
-    """Every worker that has a row: all columns, and whether it is still to be believed, `is_live`."""
+    """Every worker that has a row: all columns, and by the database's clock `is_live`, whether it is to be believed;
+    `unseen`, for how many seconds it has not been seen; `reaps_in`, in how many it next looks for lapsed leases.
+    """
     table = worker_table(job)
-    return select(table, (table.c.live_until >= now()).label("is_live")).order_by(table.c.id)
+    return select(
+        table,
+        (table.c.live_until >= now()).label("is_live"),
+        seconds_since(table.c.seen_at).label("unseen"),
+        (-seconds_since(table.c.reaps_at)).label("reaps_in"),
+    ).order_by(table.c.id)
