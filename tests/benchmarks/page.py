@@ -18,16 +18,16 @@ PAGE, CHART = "benchmarks.md", "benchmarks.svg"
 INTRODUCTION = """\
 # Benchmarks
 
-How fast the queue is, beside its peers and beside what PostgreSQL itself can do. `tox run -e bench` measures this and
-writes this page; [what binds](decisions/index) is written down where it was decided upon.
+How fast the queue is, beside its peers and beside what PostgreSQL itself can do. `tox run -e bench` measures it and
+writes this page.
 
-Everything that is compared was measured in one run, on one server with `fsync` and `synchronous_commit` on, its data on
-a disk: a turn of ours, a turn of each other side, and again, at least five times. The figures are medians. Workers are
-processes of their own; the clock runs from the first handler's beginning to the last job's outcome in the table. Peers
-have the settings with which they are fastest; where latency is measured, those that they come with.
+All that is held against each other was measured in one run, on one server with `fsync` and `synchronous_commit` on and
+its data on a disk: a turn of ours, a turn of each other side, and so on round. The figures are medians. Workers are
+processes of their own; the clock of a drain runs from the beginning of the first handler to the last outcome in the
+table. Peers have the settings with which they are fastest, and where latency is measured those that they come with, as
+we do.
 
-A figure is *held* if the floor that we promise ourselves holds, and *reached* if the goal is. What could not be
-measured says so.
+*Held* is a figure that keeps the floor which we promise ourselves. What could not be measured says so.
 """
 
 
