@@ -43,6 +43,7 @@ from .states import StopCause
 from .store import Claimed, JobStore, Outcome
 from .upkeep import Reaper, Retention, Upkeep
 from .worker import facts
+from .worker.attempts import about
 from .worker.heartbeat import Heartbeat
 from .worker.held import Held
 from .worker.loop import FIRST_PAUSE, LONGEST_PAUSE, Loop
@@ -279,7 +280,7 @@ class _Consumer:
             return error
         claim._close()
         if is_written:
-            self._held.discard(claim._holding)
+            self._held.discard([claim._holding])
             self._events.publish(facts.settled(claim, done(claim._holding), duration))
         else:
             self._write(claim, done(claim._holding), duration)
@@ -304,11 +305,12 @@ class _Consumer:
         """
         claim._close()
         try:
-            is_written = outcome is not None and self._patiently(partial(self._settle, outcome), claim._lease_ends)
+            writing = None if outcome is None else partial(self._settle, claim, outcome)
+            is_written = writing is not None and self._patiently(writing, claim._lease_ends)
             if not is_written and in_doubt is not None and self._patiently(partial(self._stands, in_doubt)):
                 outcome, is_written = in_doubt, True
         finally:
-            self._held.discard(claim._holding)
+            self._held.discard([claim._holding])
         self._events.publish(
             facts.settled(claim, outcome, duration) if outcome is not None and is_written else facts.lost(claim)
         )
@@ -317,7 +319,7 @@ class _Consumer:
         with self._reserved.transaction() as connection:
             return bool(self._store.settled(connection, [outcome]))
 
-    def _settle(self, outcome: Outcome, failures: int) -> bool:
+    def _settle(self, claim: ConsumedClaim, outcome: Outcome, failures: int) -> bool:
         """Write the outcome, without its text if the database refuses that; whether it stands in the row."""
         try:
             with self._reserved.transaction(is_whole=outcome.give_back) as connection:
@@ -329,8 +331,8 @@ class _Consumer:
             plain = without_text(outcome, error)
             if outcome.error in (None, plain.error) or not is_refused(error):
                 raise
-            get_logger().error("error_text_refused", job_id=str(outcome.id), worker=self.id, error=type(error).__name__)
-        return self._settle(plain, failures)
+            get_logger().error("error_text_refused", error=type(error).__name__, **about(claim))
+        return self._settle(claim, plain, failures)
 
     def _patiently(self, work: Callable[[int], Any], until: float = math.inf) -> Any:
         """What `work` gives, which is tried again while the database is out of reach or keeps a row locked.

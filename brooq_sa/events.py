@@ -138,7 +138,12 @@ class Hub(Generic[E]):
             except KeyboardInterrupt:
                 raise  # in the pull style, the user's own
             except BaseException:  # noqa: BLE001 - a subscriber is the user's, and may raise anything
-                get_logger().exception("subscriber_failed", subscriber=repr(subscriber), fact=type(event).__name__)
+                get_logger().exception(
+                    "subscriber_failed",
+                    subscriber=repr(subscriber),
+                    fact=type(event).__name__,
+                    worker=getattr(event, "worker", None),
+                )
 
 
 class Events(Hub[Event]):

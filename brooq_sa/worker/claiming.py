@@ -29,7 +29,7 @@ from ..outcomes import dead
 from ..schema import ATTEMPTS_CEILING
 from ..settings import WorkerSettings
 from ..store import Claimed, JobStore
-from .attempts import Assignment, Finished
+from .attempts import Assignment, Finished, about
 from .held import Held
 from .pace import Pace
 from .slots import Room, Slots
@@ -167,5 +167,5 @@ class Claiming:
 
 def _parked(assignment: Assignment) -> Finished:
     reason = f"its attempts have reached {ATTEMPTS_CEILING:,}, beyond which none can be counted"
-    get_logger().error("job_parked", job_id=str(assignment.claim.id), topic=assignment.claim.topic, reason=reason)
+    get_logger().error("job_parked", reason=reason, **about(assignment.claim))
     return Finished(assignment.claim, dead(assignment.claim._holding, reason), timedelta(0))

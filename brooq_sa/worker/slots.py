@@ -25,8 +25,11 @@ from ..kinds import Kind
 from ..log import get_logger
 from ..outcomes import released
 from . import facts
-from .attempts import Assignment, Finished
+from .attempts import Assignment, Finished, about
 from .pace import STALE, Pace
+
+LOW_WATER = 0.5
+"""The part of the jobs taken ahead that is left when more are claimed."""
 
 PAUSE = 1.0
 """Seconds until the next claim when an attempt could not begin."""
@@ -230,7 +233,7 @@ class Slots:
                 self._pace.look(now)
                 ahead = self._pace.ahead()
                 most_ahead = max(ahead.values(), default=0)
-                self._low_water = most_ahead // 2  # not for each slot that comes free: claims are for many
+                self._low_water = int(most_ahead * LOW_WATER)  # not for each slot that comes free: claims are for many
                 free = self.count - self._running - len(self._waiting)
                 has_room = free + most_ahead > 0 and len(self._waiting) <= self._low_water
                 may_claim = has_room and self._is_claiming and not self._are_claims_held
@@ -277,7 +280,7 @@ class Slots:
         try:
             self._begin(self._executor_of(assignment.kind), [assignment])
         except Exception:  # noqa: BLE001 - the job has gone back, and whoever freed the slot has nothing to do with it
-            get_logger().exception("attempt_not_begun", topic=assignment.kind.topic)
+            get_logger().exception("attempt_not_begun", **about(assignment.claim))
             with self._lock:
                 self._next_claim = time.monotonic() + PAUSE
 

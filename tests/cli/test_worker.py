@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -194,7 +197,7 @@ def test_check(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     result = check("--workers", "3", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert list(found["settings"]) == list(NAMES)
+    assert list(found["settings"]) == [*NAMES, "http_addr"]
     assert {name: (found["settings"][name]["value"], found["settings"][name]["source"]) for name in CHECKED} == CHECKED
     assert found["topics"] == ["coroutine", "patient", "quick", "slow"]
     assert found["database"]["source"] == "environment"
@@ -212,6 +215,7 @@ CHECKED = {
     "grace": ("30s", "default"),
     "reaper_period": ("10s", "computed"),
     "watchdog_grace": ("40s", "computed"),
+    "http_addr": ("off", "environment"),
 }
 
 
@@ -265,3 +269,89 @@ def test_missing_table_at_start(processes: Processes, tmp_path: Any) -> None:
     worker = processes.module("brooq_sa", "worker", "own_jobs:AppJob", "--url", f"sqlite:///{tmp_path}/empty.db")
     assert worker.wait() == 1
     assert "brooq-sa migrate upgrade" in worker.output()
+
+
+# Metrics and health.
+
+
+def fetch(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def address_of(worker: Child) -> str:
+    worker.wait_for_output("endpoint_opened")
+    [line] = [json.loads(line) for line in worker.output().splitlines() if "endpoint_opened" in line]
+    address: str = line["address"]
+    return address
+
+
+def test_metrics_and_health(start: Any, db: Database) -> None:
+    """It serves metrics and health, says where, and is ready once it claims and no more when it stops (W2, U3)."""
+    put(db, "quick", {"n": 1})
+    worker = start("--workers", "1", HTTP_ADDR="127.0.0.1:0")
+    address = address_of(worker)
+    assert fetch(address, "/healthz") == (200, "alive\n")
+    wait_until(lambda: fetch(address, "/readyz") == (200, "ready\n"), what="readiness", timeout=20)
+    worker.wait_for_output("job_done")
+    text = fetch(address, "/metrics")[1]
+    assert 'brooq_settle_total{outcome="done",topic="quick"} 1.0' in text
+    assert "\nprocess_cpu_seconds_total " in text
+    put(db, "slow")
+    worker.wait_for_output("slow has begun")
+    worker.send(signal.SIGTERM)
+    wait_until(lambda: fetch(address, "/readyz") == (503, "the worker is stopping\n"), what="no readiness")
+    assert fetch(address, "/healthz") == (200, "alive\n")
+    (worker.log.parent / "go").touch()
+    assert worker.wait() == 0, worker.output()
+
+
+@on_sqlite_alone
+def test_a_busy_port(start: Any, db: Database) -> None:
+    """An address that is taken is told in a line, with the setting and the next step, and nothing starts (W2, U3)."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        worker = start("--http-addr", address)
+        assert worker.wait() == 2
+    output = worker.output()
+    assert f"http_addr (HTTP_ADDR): {address} cannot be had: Address already in use. Give another" in output
+    assert "'off' to do without" in output
+    assert "Traceback" not in output
+    assert "worker_started" not in output
+
+
+@on_sqlite_alone
+@pytest.mark.parametrize("address", ["off", "", "OFF"])
+def test_no_endpoint(start: Any, db: Database, address: str) -> None:
+    """'off', or nothing, as the address does without; an empty variable counts as unset (U3)."""
+    put(db, "quick", {"n": 1})
+    worker = start("--http-addr", address)
+    worker.wait_for_output("job_done")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert "endpoint_opened" not in worker.output()
+
+
+@pytest.mark.parametrize("db", ["postgresql"], indirect=True)
+def test_an_outage_and_health(start: Any, db: Database) -> None:
+    """Without its table a worker is alive and not ready, and says of which part and why (W2)."""
+    worker = start(HTTP_ADDR="127.0.0.1:0")
+    address = address_of(worker)
+    wait_until(lambda: fetch(address, "/readyz")[0] == 200, what="readiness", timeout=20)
+    db.execute("ALTER TABLE job RENAME TO hidden")
+    try:
+        wait_until(lambda: fetch(address, "/readyz")[0] == 503, what="no readiness", timeout=20)
+        assert "claiming fails: SchemaError: The database has no table 'job'" in fetch(address, "/readyz")[1]
+        assert fetch(address, "/healthz") == (200, "alive\n")
+        assert fetch(address, "/metrics")[0] == 200
+    finally:
+        db.execute("ALTER TABLE hidden RENAME TO job")
+    wait_until(lambda: fetch(address, "/readyz")[0] == 200, what="readiness", timeout=20)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
