@@ -30,7 +30,9 @@ class Privileges(NamedTuple):
 LOOK = Privileges(("SELECT",), ("SELECT",), ("SELECT",))
 ENQUEUE = Privileges(("SELECT", "INSERT"))
 OPERATE = Privileges(("SELECT", "UPDATE"))
-DELETE = Privileges(("SELECT", "DELETE"))
+DELETE = Privileges(("SELECT", "UPDATE", "DELETE"))
+"""UPDATE is what PostgreSQL asks for to lock a row."""
+
 PAUSE = Privileges((), (), ("SELECT", "INSERT", "DELETE"))
 WORK = Privileges(("SELECT", "INSERT", "UPDATE", "DELETE"), ("SELECT", "INSERT", "UPDATE", "DELETE"), ("SELECT",))
 

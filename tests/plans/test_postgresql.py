@@ -6,15 +6,17 @@ Each statement is explained as `JobStore` sends it, against a table of 625,000 j
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pytest_postgresql.executors import PostgreSQLExecutor
-from sqlalchemy import Connection, Engine, create_engine, select, text
+from sqlalchemy import Connection, Engine, Executable, create_engine, select, text
 
-from brooq_sa.statements import enqueue, operate
-from brooq_sa.states import State
+from brooq_sa.statements import bulk, enqueue, operate, standing
+from brooq_sa.statements.bulk import Shape, Sweep
+from brooq_sa.statements.guards import is_ready
+from brooq_sa.states import READY, TERMINAL, State
 from brooq_sa.store import Holding, JobStore, Outcome
 from databases import JOB
 from plans import loaded
@@ -240,3 +242,64 @@ def test_an_operator_reaches_one_job(connection: Connection) -> None:
     assert plans
     for plan in plans:
         assert fits(plan, taken=1, pages_each=15)
+
+
+SHAPES = {
+    "ready": Shape(Sweep.READY, (State.PENDING,)),
+    "ready_of_a_topic": Shape(Sweep.READY, READY, by_topic=True),
+    "early": Shape(Sweep.READY, READY, by_topic=True, is_early=True),
+    "held": Shape(Sweep.HELD, (State.PROCESSING,)),
+    "finished": Shape(Sweep.FINISHED, (State.DONE,)),
+    "finished_of_a_topic": Shape(Sweep.FINISHED, TERMINAL, by_topic=True),
+    "finished_before": Shape(Sweep.FINISHED, TERMINAL, by_topic=True, has_before=True, has_after=True),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_window_reads_what_it_shows(connection: Connection, shape: Shape) -> None:
+    """Looking for jobs to move in bulk walks an index, and goes on in it from where it ended."""
+    terms = {
+        "topic": loaded.TOPIC,
+        "limit": 100,
+        "before": datetime.now(UTC),
+        "after": datetime(2020, 1, 1, tzinfo=UTC),
+    }
+    connection.execute(bulk.by_index())
+    with explained(connection) as plans:
+        first = connection.execute(bulk.window(JOB, shape, goes_on=False), terms).all()
+        last = {f"last_{name}": getattr(first[-1], name) for name in shape.order}
+        second = connection.execute(bulk.window(JOB, shape, goes_on=True), terms | last).all()
+    assert (len(first), len(second)) == (100, 100)
+    assert not {row.id for row in first} & {row.id for row in second}
+    for plan in plans:
+        assert fits(plan, taken=100, pages_each=5, pages_at_least=60)
+        assert plan.rows_read <= 400, plan
+
+
+@pytest.mark.parametrize("move", [bulk.retry, bulk.cancel, bulk.run_now, bulk.remove], ids=lambda move: move.__name__)
+def test_a_bulk_move_looks_at_its_own_jobs(connection: Connection, move: Callable[..., Executable]) -> None:
+    """A batch of a bulk move goes by primary key (I3)."""
+    ids = connection.execute(select(JOB.c.id).where(JOB.c.topic == loaded.TOPIC).limit(100)).scalars().all()
+    with explained(connection) as plans:
+        connection.execute(move(JOB, State.PENDING), {"ids": ids})
+    [plan] = plans
+    assert fits(plan, taken=100, pages_each=40)
+
+
+def test_asking_why_looks_at_one_job(connection: Connection) -> None:
+    """Why a job is where it is goes by primary key; of the jobs before it no more than are counted are read."""
+    [(job_id, *place)] = connection.execute(
+        select(JOB.c.id, JOB.c.priority, JOB.c.available_at)
+        .where(JOB.c.topic == loaded.TOPIC, is_ready(JOB), JOB.c.priority == 0)
+        .order_by(JOB.c.available_at.desc())
+        .limit(1)
+    )
+    terms = {"job_id": job_id, "topic": loaded.TOPIC, "priority": place[0], "available_at": place[1]}
+    with explained(connection) as plans:
+        connection.execute(standing.standing(JOB), terms)
+        connection.execute(standing.xmax(JOB), terms)
+        assert connection.execute(standing.ahead(JOB), terms).scalar_one() == standing.MOST_AHEAD
+    *about_one, about_those_ahead = plans
+    for plan in about_one:
+        assert fits(plan, taken=1, pages_each=15)
+    assert fits(about_those_ahead, taken=standing.MOST_AHEAD, pages_each=5)
