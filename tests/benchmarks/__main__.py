@@ -19,6 +19,8 @@ from benchmarks.running import chosen, measure
 from benchmarks.sizes import FULL, QUICK, TINY, Sizes
 from benchmarks.table import ROWS
 
+BUSY = 0.7
+
 
 def main() -> int:
     arguments = _parser().parse_args()
@@ -39,11 +41,13 @@ def _measure(arguments: argparse.Namespace) -> list[Result]:
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {line}", flush=True)
 
-    rows = chosen(ROWS, arguments.only)
+    load, rows = os.getloadavg()[0], chosen(ROWS, arguments.only)
+    if load > BUSY:
+        say(f"The load of this machine is {load:.2f} already: what else runs will show in the figures.")
     peers = NoPeers() if arguments.ours else Peers()
     with Bench(_sizes(arguments), peers, postgresql=arguments.pg, slots=arguments.slots) as bench:
         results = list(measure(bench, rows, say))
-        where = conditions(bench, " ".join(["python -m benchmarks", *sys.argv[1:]]))
+        where = conditions(bench, " ".join(["python -m benchmarks", *sys.argv[1:]]), load)
     return [dataclasses.replace(result, conditions=where) for result in results]
 
 

@@ -22,8 +22,12 @@ from benchmarks.sizes import FULL, QUICK
 OURS = ("brooq-sa", "SQLAlchemy", "psycopg", "msgspec")
 
 
-def conditions(bench: Bench, command: str) -> dict[str, str]:
-    """For a reader who wants to compare, and for one who wants to repeat it."""
+def conditions(bench: Bench, command: str, load: float) -> dict[str, str]:
+    """For a reader who wants to compare, and for one who wants to repeat it.
+
+    Args:
+        load: the system's, just before the run, when it should have been next to nothing.
+    """
     with bench.server.connect() as connection:
         server = str(connection.execute("SHOW server_version").fetchone()[0])  # type: ignore[index]  # one row
     peers = [f"{name} {number}" for peer in PEERS if bench.peers.has(peer) for name, number in _of(bench, peer)]
@@ -34,6 +38,7 @@ def conditions(bench: Bench, command: str) -> dict[str, str]:
         "processor": f"{_processor()}, {os.cpu_count()} cores for server, workers and measuring alike",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
         "disk": f"fdatasync of 8 kB takes {_fdatasync() * 1e6:.0f} µs",
+        "load before": f"{load:.2f}",
         "system": f"{platform.system()} {platform.release()}",
         "PostgreSQL": f"{server}, fsync and synchronous_commit on, shared_buffers 512MB, all else as it comes",
         "SQLite": sqlite3.sqlite_version,
