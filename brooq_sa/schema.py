@@ -244,9 +244,7 @@ def sqlite_triggers(table: Table) -> list[str]:
 def _sqlite_revision(table: Table) -> str:
     """DDL for what a comment says on PostgreSQL; the trigger never fires."""
     name = _quoted(f"{table.name}_revision", table.schema)
-    return (
-        f"CREATE TRIGGER {name} AFTER UPDATE OF id ON {_quoted(table.name)} WHEN 0 BEGIN SELECT '{REVISION}'; END"
-    )
+    return f"CREATE TRIGGER {name} AFTER UPDATE OF id ON {_quoted(table.name)} WHEN 0 BEGIN SELECT '{REVISION}'; END"
 
 
 def _trigger(table: Table, purpose: str, moment: str, condition: str, assignments: str) -> str:

@@ -18,7 +18,7 @@ from brooq_sa.access import DENIED
 from .codes import DONE, NOT_NEWEST, REFUSED, Command
 from .database import EXAMPLES, readable_url
 from .failing import Failure, database_said
-from .options import json_option, where
+from .options import json_option, table_named, where
 from .printing import print_json
 
 SHORT_NAMES = {"head": "brooq@head", "base": "brooq@base"}
@@ -120,6 +120,39 @@ def current(url: str, schema: str | None, table: str, check: bool, as_json: bool
             )
     if check and revision != newest:
         raise click.exceptions.Exit(NOT_NEWEST)
+
+
+@migrate.command(
+    cls=Command,
+    examples=("migrate stamp", "migrate stamp base"),
+    exit_codes={DONE: "done, or nothing to do", REFUSED: "the database refused, or the table is at another revision"},
+)
+@where
+@click.argument("revision", required=False)
+def stamp(url: str, schema: str | None, table: str, revision: str | None) -> None:
+    """Note the revision of a job table that something else has migrated, and change nothing else.
+
+    That is how a table which Alembic made becomes this command's to upgrade. `stamp base` is the way back: the note
+    goes, and the table stays. Without REVISION it is the one that the table itself says it is at.
+    """
+    with _opened(url) as engine:
+        said = None if _is_absent(engine) else _said(engine, table, schema)
+        if revision is None and said is None:
+            raise Failure(f"Table {table!r} is not there, or does not say at which revision it is. Name one.")
+        wanted = SHORT_NAMES.get(revision or "", revision) or said
+        if wanted != SHORT_NAMES["base"] and said is not None and migrations.resolve(str(wanted)) != said:
+            raise Failure(f"Table {table!r} says that it is at {said}, not at {revision}.")
+        before = _revision(engine, table, schema)
+        migrations.stamp(engine, table=table, schema=schema, revision=str(wanted))
+        _report(engine, table, schema, before)
+
+
+def _said(engine: Engine, table: str, schema: str | None) -> str | None:
+    from brooq_sa import revision
+
+    with engine.connect() as connection:
+        found = revision.found(connection, table_named(table, schema))
+    return None if found is None else revision.name(found)
 
 
 def _confirm(question: str) -> None:

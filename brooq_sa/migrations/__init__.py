@@ -37,6 +37,7 @@ __all__ = [
     "downgrade",
     "head",
     "script_location",
+    "stamp",
     "upgrade",
     "version_table",
 ]
@@ -55,11 +56,14 @@ def upgrade(
 ) -> None:
     """Bring the job table to a revision; to the newest one unless told otherwise.
 
-    All of it happens or nothing. Several processes may call it at once: they take turns.
+    All of it happens or nothing, unless a revision builds an index on PostgreSQL while others use the table: its notes
+    say so, and an upgrade that fails there goes on from there when it is run again. Several processes may call it at
+    once: they take turns.
 
     Args:
         bind: an engine, on which it commits; or a connection, in whose transaction it works and which it never
-            commits. (``await async_connection.run_sync(upgrade)`` for an async one.)
+            commits. (An index is then built in that transaction, and keeps writers out meanwhile.
+            ``await async_connection.run_sync(upgrade)`` for an async one.)
         table: the job table's name.
         schema: where it lies, made if absent; on SQLite an attached database. None is the connection's default.
         revision: such as ``brooq_0001``.
@@ -73,6 +77,12 @@ def upgrade(
     if out is not None:
         with _one_at_a_time:
             command.upgrade(_config(target, bind.dialect, "up", out=out), revision, sql=True)
+        return
+    if isinstance(bind, Engine):
+        # Alembic begins and commits, so that a revision may step outside of the transaction to build an index.
+        with _connected(bind) as connection, _one_at_a_time:
+            config = _config(target, connection.dialect, "up", connection=connection, turn=_turn(target))
+            command.upgrade(config, revision)
         return
     with _transaction(bind, target) as connection, _one_at_a_time:
         command.upgrade(_config(target, connection.dialect, "up", connection=connection), revision)
@@ -107,6 +117,26 @@ def downgrade(
             command.downgrade(_config(target, connection.dialect, "down", connection=connection), revision)
 
 
+def stamp(
+    bind: Engine | Connection,
+    *,
+    table: str = DEFAULT_TABLE,
+    schema: str | None = None,
+    revision: str = "brooq@head",
+) -> None:
+    """Note the revision of a job table that something else has migrated, and change nothing else.
+
+    Args:
+        revision: where it is; ``brooq@base`` forgets it, and takes our version table away.
+
+    The other arguments and the errors are those of `upgrade`.
+    """
+    target = Target(table, schema)
+    direction = "down" if revision.endswith("base") else "up"
+    with _transaction(bind, target) as connection, _one_at_a_time:
+        command.stamp(_config(target, connection.dialect, direction, connection=connection), revision)
+
+
 def current(bind: Engine | Connection, *, table: str = DEFAULT_TABLE, schema: str | None = None) -> str | None:
     """The revision that `upgrade` left the job table at; None if it never ran here."""
     target = Target(table, schema)
@@ -118,7 +148,16 @@ def current(bind: Engine | Connection, *, table: str = DEFAULT_TABLE, schema: st
 
 def head() -> str:
     """The newest revision that this installation has."""
-    return str(ScriptDirectory(script_location()).as_revision_number("brooq@head"))
+    return resolve("brooq@head")
+
+
+def resolve(revision: str) -> str:
+    """The id of a revision that is named relatively, such as ``brooq@head``.
+
+    Raises:
+        alembic.util.CommandError: no such revision.
+    """
+    return str(ScriptDirectory(script_location()).as_revision_number(revision))
 
 
 def script_location() -> Path:
@@ -138,7 +177,7 @@ def _current(connection: Connection, target: Target) -> str | None:
 
 def _config(target: Target, dialect: sa.Dialect, direction: str, **more: Any) -> Config:
     config = Config()
-    config.set_main_option("script_location", "brooq_sa:migrations")
+    config.set_main_option("script_location", str(script_location()).replace("%", "%%"))
     config.attributes |= {
         "brooq.table": target.table,
         "brooq.schema": target.schema,
@@ -173,10 +212,11 @@ def _connected(engine: Engine) -> Connection:
 
 
 def _take_turn(connection: Connection, target: Target) -> None:
-    groundwork.begin(connection)
-    if connection.dialect.name == "postgresql":
-        name = f"brooq-sa migrations of {target}"
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(name, 0))))
+    groundwork.take_turn(connection, _turn(target))
+
+
+def _turn(target: Target) -> str:
+    return f"brooq-sa migrations of {target}"
 
 
 def _demand_sync(bind: object) -> Connection:

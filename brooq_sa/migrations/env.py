@@ -27,6 +27,8 @@ def run_migrations() -> None:
     )
     migration = context.get_context()
     with context.begin_transaction():
+        if "brooq.turn" in given:
+            groundwork.take_turn(given["brooq.connection"], given["brooq.turn"])
         if given["brooq.direction"] == "up":
             # The version table lies beside the job table, and is made before any revision runs.
             groundwork.make_schema(migration, target)

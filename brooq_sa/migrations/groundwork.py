@@ -23,6 +23,11 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def within(target: Target, name: str) -> str:
+    """A name in the target's schema, as SQL."""
+    return quote(name) if target.schema is None else f"{quote(target.schema)}.{quote(name)}"
+
+
 def run(context: MigrationContext, sql: str) -> None:
     """Run a statement as it stands, or print it in offline mode."""
     statement = sa.DDL(sql.replace("%", "%%"))  # type: ignore[no-untyped-call]  # it formats with %
@@ -43,6 +48,13 @@ def begin(connection: sa.Connection) -> None:
     # With autocommit=True the driver's commit() does nothing, so a transaction begun here would be lost.
     if not getattr(driver, "in_transaction", True) and getattr(driver, "autocommit", None) is not True:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def take_turn(connection: sa.Connection, turn: str) -> None:
+    """This transaction is the only one that has this turn; others wait for its end."""
+    begin(connection)
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(turn, 0))))
 
 
 def make_schema(context: MigrationContext, target: Target) -> None:
@@ -74,15 +86,13 @@ def note_revision(context: MigrationContext, target: Target, revision: str) -> N
     On PostgreSQL its comment does. SQLite knows no comments on tables: there it is the text of a trigger that never
     fires, which goes when the table goes.
     """
-    table = quote(target.table)
     if context.dialect.name == "postgresql":
-        place = table if target.schema is None else f"{quote(target.schema)}.{table}"
-        run(context, f"COMMENT ON TABLE {place} IS 'Jobs of brooq-sa, at revision {revision}'")
+        said = f"Jobs of brooq-sa, at revision {revision}"
+        run(context, f"COMMENT ON TABLE {within(target, target.table)} IS '{said}'")
         return
-    trigger = quote(f"{target.table}_revision")
-    place = trigger if target.schema is None else f"{quote(target.schema)}.{trigger}"
-    run(context, f"DROP TRIGGER IF EXISTS {place}")
-    run(context, f"CREATE TRIGGER {place} AFTER UPDATE OF id ON {table} WHEN 0 BEGIN SELECT '{revision}'; END")
+    trigger, on = within(target, f"{target.table}_revision"), quote(target.table)
+    run(context, f"DROP TRIGGER IF EXISTS {trigger}")
+    run(context, f"CREATE TRIGGER {trigger} AFTER UPDATE OF id ON {on} WHEN 0 BEGIN SELECT '{revision}'; END")
 
 
 def refuse_existing(context: MigrationContext, target: Target, companions: Sequence[str] = ()) -> None:

@@ -21,7 +21,8 @@ from typing import Any, Protocol
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from . import script_location
+from brooq_sa import migrations
+
 from .options import Target, target
 
 
@@ -65,4 +66,4 @@ def module_of(revision: str) -> Any:
     Raises:
         alembic.util.CommandError: no such revision.
     """
-    return ScriptDirectory(script_location()).get_revision(revision).module
+    return ScriptDirectory(str(migrations.script_location())).get_revision(revision).module
