@@ -263,7 +263,7 @@ class Bulk:
                 yield connection
 
 
-def move_one(connection: Connection, job: Table, move: Move, job_id: uuid.UUID) -> MoveResult:
+def move_one(job: Table, move: Move, connection: Connection, job_id: uuid.UUID) -> MoveResult:
     """Move one job, in the caller's transaction; what it did."""
     for _ in range(2):
         state = connection.execute(select(job.c.state).where(job.c.id == job_id)).scalar()

@@ -23,6 +23,8 @@ GROUPS = {
         "stats": ("look", "Show how many jobs each topic has in each state."),
         "cancel": ("operate", "Cancel jobs, waiting or running."),
         "retry": ("operate", "Send failed, dead or canceled jobs round again, now."),
+        "run-now": ("operate", "Make jobs due now that are scheduled for later, or wait for a retry."),
+        "delete": ("operate", "Delete jobs that have ended, or wait."),
         "pause": ("pausing", "Let no worker start jobs of TOPIC, until it is resumed."),
         "resume": ("pausing", "Let workers start jobs of TOPIC again."),
     },
@@ -47,7 +49,7 @@ class CommandLine(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __name__)
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature

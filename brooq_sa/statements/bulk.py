@@ -99,7 +99,7 @@ def by_index() -> Executable:
 
     A planner whose statistics are old, or that has none, would rather read all that may fit, and sort it.
     """
-    off = literal_column("'off'")
+    off: ColumnElement[str] = literal_column("'off'")
     return select(*(func.set_config(literal_column(f"'{name}'"), off, literal_column("true")) for name in _AVOIDED))
 
 

@@ -96,7 +96,7 @@ def test_every_setting_is_an_option() -> None:
 def documented_codes() -> Mapping[str, dict[str, str]]:
     """The table of exit codes in the documentation: by command, what each code means."""
     found: dict[str, dict[str, str]] = {}
-    for name, code, meaning in re.findall(r"^\| `([a-z ]+)` \| ([\d, ]+) \| (.+) \|$", DOCS.read_text(), re.MULTILINE):
+    for name, code, meaning in re.findall(r"^\| `([a-z -]+)` \| ([\d, ]+) \| (.+) \|$", DOCS.read_text(), re.MULTILINE):
         found.setdefault(name, {})[code] = meaning
     return found
 
@@ -113,5 +113,5 @@ def test_documented_exit_codes_are_those_of_the_commands() -> None:
 
 def test_every_command_is_documented() -> None:
     """docs/cli.md has a section for each command."""
-    headings = re.findall(r"^##+ `brooq-sa ([a-z ]+)`$", DOCS.read_text(), re.MULTILINE)
+    headings = re.findall(r"^##+ `brooq-sa ([a-z -]+)`$", DOCS.read_text(), re.MULTILINE)
     assert sorted(headings) == sorted(COMMANDS)

@@ -267,8 +267,8 @@ def test_one_job(crowd: Database, move: Move, state: State, answer: MoveResult) 
     """The same moves of a single job say what they did."""
     job_id = crowd.rows(state=str(state))[0]["id"]
     with crowd.engine.begin() as connection:
-        assert move_one(connection, JOB, move, job_id) == answer
-        assert move_one(connection, JOB, move, uuid.uuid4()) == MoveResult.NOT_FOUND
+        assert move_one(JOB, move, connection, job_id) == answer
+        assert move_one(JOB, move, connection, uuid.uuid4()) == MoveResult.NOT_FOUND
 
 
 def test_a_missing_table_is_named(db: Database) -> None:
