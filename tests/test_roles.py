@@ -27,6 +27,8 @@ from brooq_sa import (
     enqueue,
     enqueue_many,
     migrations,
+    pause,
+    resume,
     retry,
 )
 from brooq_sa.cli import main
@@ -134,13 +136,28 @@ def test_producer(town: Town) -> None:
 
 
 def test_operator(town: Town) -> None:
-    """An operator cancels and retries, in code and by commands, and enqueues nothing (M3, T5)."""
+    """An operator cancels, retries, deletes and pauses, in code and by commands, and enqueues nothing (M3, T5)."""
     with town.of("app_producer").begin() as connection:
         job_id = enqueue(connection, Work()).id
     with town.of("app_operator").begin() as connection:
         assert cancel(connection, Roles, job_id) == CancelResult.CANCELED
         assert retry(connection, Roles, job_id) == RetryResult.RETRIED
     assert command(town, "app_operator", "cancel", str(job_id), "--schema", "jobs").exit_code == 0
+    with town.of("app_operator").begin() as connection:
+        assert pause(connection, Roles, "work")
+        assert resume(connection, Roles, "work")
+    for arguments in (
+        ["pause", "work"],
+        ["resume", "work"],
+        ["why", str(job_id)],
+        ["retry", "--topic", "work", "--state", "canceled", "--yes"],
+        ["run-now", "--topic", "work", "--yes"],
+        ["cancel", "--topic", "work", "--yes"],
+        ["delete", "--topic", "work", "--yes"],
+    ):
+        result = command(town, "app_operator", *arguments, "--schema", "jobs")
+        assert result.exit_code == 0, result.output
+    assert town.rows() == []
     with pytest.raises(AccessError), town.of("app_operator").begin() as connection:
         enqueue(connection, Work())
 
@@ -178,13 +195,16 @@ def test_viewer(town: Town) -> None:
     """A viewer sees everything by every command, and changes nothing (M3, W1)."""
     with town.of("app_producer").begin() as connection:
         job_id = enqueue(connection, Work()).id
-    for arguments in (["jobs"], ["stats"], ["show", str(job_id)]):
+    for arguments in (["jobs"], ["stats"], ["show", str(job_id)], ["why", str(job_id)]):
         result = command(town, "app_viewer", *arguments, "--schema", "jobs")
         assert (result.exit_code, "work" in result.output) == (0, True), result.output
     for arguments in (["cancel", str(job_id)], ["retry", str(job_id)]):
         result = command(town, "app_viewer", *arguments, "--schema", "jobs")
         assert result.exit_code == 1
         assert "GRANT SELECT, UPDATE ON jobs.job TO app_viewer;" in result.stderr
+    result = command(town, "app_viewer", "pause", "work", "--schema", "jobs")
+    assert result.exit_code == 1
+    assert "GRANT SELECT, INSERT, DELETE ON jobs.job_pause TO app_viewer;" in result.stderr
     result = command(town, "app_viewer", "enqueue", "work", "{}", "--schema", "jobs")
     assert (result.exit_code, "GRANT SELECT, INSERT ON jobs.job TO app_viewer;" in result.stderr) == (1, True)
 
@@ -237,6 +257,28 @@ def test_a_worker_that_lacks_a_grant(town: Town) -> None:
         town.run(grant, "app_migrator")
         wait_until(lambda: [row["state"] for row in town.rows()] == ["done"], what="the job being done")
         wait_until(lambda: worker.troubles == {}, what="the worker being well")
+
+
+def test_a_worker_that_may_not_announce_itself(town: Town) -> None:
+    """Without the grants on the table of live workers it works all the same, and has no trouble (M3)."""
+    town.run("REVOKE ALL ON jobs.job_worker FROM app_worker", "app_migrator")
+    with town.of("app_producer").begin() as connection:
+        enqueue(connection, Work(number=3))
+    with Worker(town.of("app_worker"), Roles, **FAST) as worker:
+        wait_until(lambda: [row["state"] for row in town.rows()] == ["done"], what="the job being done")
+        assert worker.troubles == {}
+
+
+def test_a_worker_that_may_not_see_what_is_paused(town: Town) -> None:
+    """Claims ask which topics are paused; a role that may not is told what to grant, and goes on once it is (M3)."""
+    town.run("REVOKE ALL ON jobs.job_pause FROM app_worker", "app_migrator")
+    with town.of("app_producer").begin() as connection:
+        enqueue(connection, Work(number=3))
+    grant = "GRANT SELECT ON jobs.job_pause TO app_worker;"
+    with Worker(town.of("app_worker"), Roles, **FAST) as worker:
+        wait_until(lambda: any(grant in said for said in worker.troubles.values()), what="the grant being named")
+        town.run(grant, "app_migrator")
+        wait_until(lambda: [row["state"] for row in town.rows()] == ["done"], what="the job being done")
 
 
 def test_a_worker_that_may_not_delete(town: Town) -> None:
