@@ -154,7 +154,7 @@ def test_the_configuration_of_an_application_holds(sqlite: Database) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            lambda _logger, _method, event: event | {"app": "shop"},
+            lambda _logger, _method, event: {**event, "app": "shop"},
             structlog.processors.JSONRenderer(),
         ],
         logger_factory=structlog.PrintLoggerFactory(stream),
@@ -209,7 +209,7 @@ def test_a_log_that_fails_changes_no_outcome(db: Database, fails: bool) -> None:
     """Where every line raises, jobs are done, fail and die as ever (W3)."""
     structlog.configure(
         processors=[structlog.processors.JSONRenderer()],
-        logger_factory=structlog.WriteLoggerFactory(Full()),
+        logger_factory=structlog.WriteLoggerFactory(Full()),  # type: ignore[arg-type]  # all that is needed of a stream
     )
 
     def handler(job: Any, claim: Any) -> None:
