@@ -37,6 +37,7 @@ from .attempts import Finished, about
 from .child import find_named
 from .claiming import Claiming
 from .executors import LoopExecutor, ThreadExecutor
+from .fitting import fitted
 from .health import Beat, Health
 from .heartbeat import Heartbeat
 from .held import Held
@@ -220,12 +221,12 @@ class Worker:
             has_one_writer=on_sqlite,
             worker=worker,
         )
-        self._claiming_loop = self._loop("claiming", self._claiming.turn)
+        self._claiming_loop = self._loop("claiming", fitted(for_claiming, store.table, self._claiming.turn))
         settling_loop = self._loop("settling", self._settling.turn)
         beat = Beat(self._heartbeat.turn, settings.heartbeat_period, self._observer)
         self._heartbeat_loop = self._loop("heartbeat", beat, longest_pause=settings.heartbeat_period)
         self._watchdog_loop = self._loop("watchdog", watchdog.turn)
-        self._upkeep_loop = self._loop("upkeep", upkeep.turn)
+        self._upkeep_loop = self._loop("upkeep", fitted(for_upkeep, store.table, upkeep.turn))
         self._loops = [
             self._heartbeat_loop,
             self._watchdog_loop,
