@@ -7,7 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import pytest
@@ -23,7 +23,7 @@ from postgresql_server import find_binaries
 MakeConsumer: TypeAlias = Callable[..., Consumer]
 OURS = ["job", "job_pause", "job_worker"]
 OUR_FOLDER = "brooq_sa:migrations/versions"
-FOREIGN_KEY = {
+FOREIGN_KEY: dict[str, Any] = {
     "up": 'op.create_table("receipts", sa.Column("job", sa.Uuid(), sa.ForeignKey("job.id")))',
     "down_again": 'op.drop_table("receipts")',
 }

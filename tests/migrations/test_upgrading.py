@@ -384,3 +384,41 @@ def test_later_revision_cannot_be_taken_for_ours(first: Engine) -> None:
     """Without the next release, its revision is unknown."""
     with pytest.raises(CommandError):
         migrations.upgrade(first, revision="brooq_0002")
+
+
+def test_worker_waits_for_the_side_that_is_behind(
+    empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker two revisions behind its tables says what to upgrade, takes nothing, and works once they fit (M1)."""
+    versions = next_revision.package(tmp_path / "later", 3)
+    monkeypatch.setattr(migrations, "script_location", lambda: versions.parent)
+    engine = make_engine(empty_url)
+    migrations.upgrade(engine)
+    with engine.begin() as connection:
+        waiting = enqueue(connection, Skewed()).id
+    with Worker(engine, SkewJob, poll_interval="50ms") as worker:
+        wait_until(lambda: {"claiming", "upkeep"} <= worker.troubles.keys())
+        assert "Upgrade brooq-sa here" in worker.troubles["claiming"]
+        assert waiting not in DONE
+        migrations.downgrade(engine, revision="brooq_0002")
+        wait_until(lambda: waiting in DONE, timeout=20)
+        wait_until(lambda: worker.troubles == {}, timeout=20)
+    engine.dispose()
+
+
+def test_running_worker_notices_that_it_is_behind(
+    first: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two upgrades under a running worker, after which a statement of its fails, are named as what they are (M1)."""
+    versions = next_revision.package(tmp_path / "later", 3)
+    monkeypatch.setattr(migrations, "script_location", lambda: versions.parent)
+    with Worker(first, SkewJob, poll_interval="50ms", wake=False) as worker:
+        work_through(first, 1)
+        migrations.upgrade(first)
+        with first.begin() as connection:
+            connection.execute(text("ALTER TABLE job RENAME COLUMN priority TO rank"))
+        wait_until(lambda: "works with brooq_0002 at most" in worker.troubles.get("claiming", ""), timeout=20)
+        with first.begin() as connection:
+            connection.execute(text("ALTER TABLE job RENAME COLUMN rank TO priority"))
+        migrations.downgrade(first, revision="brooq_0001")
+        work_through(first, 1)
