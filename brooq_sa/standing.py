@@ -209,7 +209,7 @@ class _Asking:
         self._facts |= {"due_in_seconds": due_in, "error": _headline(self._row["last_error"])}
         obstacles = [each for each in (self._paused(), self._no_worker()) if each is not None]
         if due_in > 0:
-            self._notes += [f"When it is due, it has to wait on. {sentence}" for _, sentence in obstacles[:1]]
+            self._notes += [f"Once it is due, this is in its way: {sentence}" for _, sentence in obstacles[:1]]
             return self._not_due(due_in)
         if self._fault is not None:
             self._notes.append(f"An attempt will fail: {self._unreadable_text()}")

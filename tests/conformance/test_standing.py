@@ -79,7 +79,7 @@ def test_not_due_and_nobody_there_either(db: Database) -> None:
     answer = ask(db, job_id)
     assert answer.reason == Reason.NOT_DUE
     assert answer.notes == (
-        f"When it is due, it has to wait on. No live worker serves its topic {TOPIC}. None is live at all.",
+        f"Once it is due, this is in its way: No live worker serves its topic {TOPIC}. None is live at all.",
     )
 
 
