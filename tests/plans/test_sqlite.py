@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, Executable, event, text
 
-from brooq_sa.statements import enqueue, operate
+from brooq_sa.statements import bulk, enqueue, operate
+from brooq_sa.statements.bulk import Shape, Sweep
 from brooq_sa.states import State
 from brooq_sa.store import JobStore, Outcome
 from databases import JOB, Database
@@ -110,3 +111,43 @@ def test_a_key_is_found_by_its_index(connection: Connection) -> None:
         connection.execute(enqueue.find_by_keys(JOB), {"topic": "a.topic", "keys": ["key", "other"]})
     assert len(steps) == 2
     assert all("job_key_idx" in step for step in steps)
+
+
+SHAPES = {
+    "ready": Shape(Sweep.READY, (State.PENDING,)),
+    "ready_of_a_topic": Shape(Sweep.READY, (State.PENDING, State.FAILED), by_topic=True, is_early=True),
+    "held": Shape(Sweep.HELD, (State.PROCESSING,), by_topic=True),
+    "finished": Shape(Sweep.FINISHED, (State.DONE,), by_topic=True, has_before=True),
+}
+EXPECTED = {"ready": "job_ready_idx", "ready_of_a_topic": "job_ready_idx", "held": "job_held_idx"}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_windows_go_by_their_indexes(connection: Connection, name: str) -> None:
+    """Looking for jobs to move in bulk walks the index of their states, in its order as far as that goes."""
+    shape = SHAPES[name]
+    terms: dict[str, Any] = {"topic": "a.topic", "limit": 10, "before": datetime.now(UTC)}
+    values = {"topic": "a.topic", "locked_by": "me", "priority": 0, "id": uuid.uuid4()}
+    terms |= {f"last_{column}": values.get(column, datetime(2020, 1, 1, tzinfo=UTC)) for column in shape.order}
+    with explained(connection) as steps:
+        connection.execute(bulk.window(JOB, shape, goes_on=False), terms)
+        connection.execute(bulk.window(JOB, shape, goes_on=True), terms)
+    assert all(EXPECTED.get(name, "job_finished_idx") in step for step in steps if " job " in f"{step} "), steps
+    assert [step for step in steps if step == "USE TEMP B-TREE FOR ORDER BY"] == []
+
+
+@pytest.mark.parametrize("move", [bulk.retry, bulk.cancel, bulk.run_now, bulk.remove], ids=lambda move: move.__name__)
+def test_bulk_moves_go_by_ids(connection: Connection, move: Callable[..., Executable]) -> None:
+    """A batch of a bulk move searches the table by primary key."""
+    with explained(connection) as steps:
+        connection.execute(move(JOB, State.PENDING), {"ids": [uuid.uuid4()]})
+    assert [step for step in steps if step.startswith("SCAN job")] == []
+    assert any("SEARCH job" in step for step in steps)
+
+
+def test_a_pause_is_asked_once(connection: Connection) -> None:
+    """A claim of a paused topic searches the pauses, and no job."""
+    STORE.pause(connection, "a.topic")
+    with explained(connection) as steps:
+        assert STORE.claim(connection, {"a.topic": 2}, room=2, worker="me", lease=LEASE) == []
+    assert any("SEARCH job_pause" in step for step in steps)
