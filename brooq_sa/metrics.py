@@ -338,6 +338,23 @@ def _oldest(looks: list[tuple[Snapshot, Collection[str]]]) -> Metric:
     return family
 
 
+class _OfTopic:
+    """One topic's series, each as the call that raises it: to look it up anew would cost more than to raise it."""
+
+    __slots__ = ("claimed", "deleted", "duration", "hung", "lost", "reaped", "settled", "suspects", "waited")
+
+    def __init__(self, of: Families, topic: str) -> None:
+        self.claimed = of.claimed.labels(topic).inc
+        self.waited = of.waited.labels(topic).observe
+        self.duration = of.duration.labels(topic).observe
+        self.settled = {outcome: of.settled.labels(topic, outcome).inc for outcome in OUTCOMES}
+        self.lost = of.lost.labels(topic).inc
+        self.hung = of.hung.labels(topic).inc
+        self.reaped = of.reaped.labels(topic).inc
+        self.suspects = of.suspects.labels(topic).inc
+        self.deleted = of.deleted.labels(topic).inc
+
+
 class WorkerMetrics(Observer):
     """Counts what one worker tells; `hear` is to be subscribed to its events.
 
@@ -349,75 +366,77 @@ class WorkerMetrics(Observer):
     def __init__(self, families: Families, known: Collection[str], own: Collection[str]) -> None:
         self.families = families
         self._known = known
-        self._children: dict[tuple[Any, ...], Any] = {}
-        self._prepare(own)
-
-    def _prepare(self, own: Collection[str]) -> None:
-        """Let every series of this worker be there from the start, so that the first event is a rise, and no birth."""
-        of = self.families
-        for topic in own:
-            for family in (of.claimed, of.duration, of.waited, of.lost, of.hung, of.reaped, of.suspects, of.deleted):
-                self._of(family, topic)
-            for outcome in OUTCOMES:
-                self._of(of.settled, topic, outcome)
+        # There from the start, so that the first event is a rise of its series, and not its birth.
+        self._topics = {topic: _OfTopic(families, topic) for topic in own}
+        self._moves: dict[str, tuple[Callable[[float], None], Callable[[float], None]]] = {}
 
     def hear(self, event: Event) -> None:
-        of, topic = self.families, self._named(event.topic)
-        match event:
-            case JobClaimed():
-                self._of(of.claimed, topic).inc()
-            case JobDead(reaped=True):
-                self._of(of.reaped, topic).inc()
-            case JobDone() | JobFailed() | JobDead() | JobCanceled():
-                self._of(of.settled, topic, _OUTCOME_OF[type(event)]).inc()
-                self._of(of.duration, topic).observe(event.duration.total_seconds())
-            case JobRequeued(reaped=True):
-                self._of(of.reaped, topic).inc()
-            case JobRequeued():
-                self._of(of.settled, topic, "released").inc()
-            case JobLeaseLost():
-                self._of(of.lost, topic).inc()
-            case HandlerHung():
-                self._of(of.hung, topic).inc()
-            case CrashSuspect():
-                self._of(of.suspects, topic).inc()
-            case _:
-                pass
+        count = _COUNTS.get(event.__class__)
+        if count is not None:
+            count(self._topics.get(event.topic) or self._of(event.topic), event)
 
     def started(self, topic: str, waited: float) -> None:
-        self._of(self.families.waited, self._named(topic)).observe(waited)
+        (self._topics.get(topic) or self._of(topic)).waited(waited)
 
     def moved(self, move: str, jobs: int, seconds: float) -> None:
-        self._of(self.families.batch, move).observe(jobs)
-        self._of(self.families.trip, move).observe(seconds)
+        if move not in self._moves:
+            self._moves[move] = self.families.batch.labels(move).observe, self.families.trip.labels(move).observe
+        observe_jobs, observe_seconds = self._moves[move]
+        observe_jobs(jobs)
+        observe_seconds(seconds)
 
     def beaten(self, late: float) -> None:
         self.families.late.observe(late)
 
     def failed(self, part: str) -> None:
-        self._of(self.families.errors, part).inc()
+        self.families.errors.labels(part).inc()
 
     def purged(self, topics: Mapping[str, int]) -> None:
         for topic, count in topics.items():
-            self._of(self.families.deleted, self._named(topic)).inc(count)
+            self._of(topic).deleted(count)
 
-    def _named(self, topic: str) -> str:
-        return topic if topic in self._known else UNKNOWN
-
-    def _of(self, family: Any, *labels: str) -> Any:
-        """The series, found without building its label set anew each time."""
-        key = (family, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = family.labels(*labels)
-        return child
+    def _of(self, topic: str) -> _OfTopic:
+        name = topic if topic in self._known else UNKNOWN
+        if name not in self._topics:
+            self._topics[name] = _OfTopic(self.families, name)
+        return self._topics[name]
 
 
-_OUTCOME_OF: dict[type[Event], str] = {
-    JobDone: "done",
-    JobFailed: "failed",
-    JobDead: "dead",
-    JobCanceled: "canceled",
+def _ended(outcome: str) -> Callable[[_OfTopic, Any], None]:
+    def count(of: _OfTopic, event: Any) -> None:
+        of.settled[outcome]()
+        of.duration(event.duration.total_seconds())
+
+    return count
+
+
+_count_death = _ended("dead")
+
+
+def _died(of: _OfTopic, event: Any) -> None:
+    if event.reaped:
+        of.reaped()
+    else:
+        _count_death(of, event)
+
+
+def _requeued(of: _OfTopic, event: Any) -> None:
+    if event.reaped:
+        of.reaped()
+    else:
+        of.settled["released"]()
+
+
+_COUNTS: dict[type[Event], Callable[[_OfTopic, Any], None]] = {
+    JobClaimed: lambda of, _: of.claimed(),
+    JobDone: _ended("done"),
+    JobFailed: _ended("failed"),
+    JobDead: _died,
+    JobCanceled: _ended("canceled"),
+    JobRequeued: _requeued,
+    JobLeaseLost: lambda of, _: of.lost(),
+    HandlerHung: lambda of, _: of.hung(),
+    CrashSuspect: lambda of, _: of.suspects(),
 }
 
 

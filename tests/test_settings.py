@@ -48,6 +48,25 @@ def test_defaults_work() -> None:
     assert set(loaded.sources.values()) == {"default"}
 
 
+@pytest.mark.parametrize(
+    "argument, variable, address, source",
+    [
+        (None, None, DEFAULT_HTTP_ADDR, "default"),
+        (None, "", DEFAULT_HTTP_ADDR, "default"),
+        (None, "off", None, "environment"),
+        (None, ":9000", ":9000", "environment"),
+        ("off", ":9000", None, "argument"),
+        ("", ":9000", None, "argument"),
+        ("[::1]:0", "off", "[::1]:0", "argument"),
+    ],
+)
+def test_where_metrics_are_served(argument: str | None, variable: str | None, address: str | None, source: str) -> None:
+    """HTTP_ADDR is host:port, or 'off'; an empty variable counts as unset, an empty argument as off (U3)."""
+    environ = {} if variable is None else {"HTTP_ADDR": variable}
+    loaded = load_settings({"http_addr": argument}, environ, None)
+    assert (loaded.http_addr, loaded.sources["http_addr"]) == (address, source)
+
+
 def test_every_variable_is_read() -> None:
     """Each of the documented variables reaches its setting (U3)."""
     loaded = load_settings(

@@ -14,7 +14,7 @@ from .loop import Loop
 SUPPORTING = ("listener", "metrics", "upkeep", "watchdog")
 """Loops without which jobs are run all the same."""
 
-ASKING = ("conversation", "claiming")
+ASKING = "claiming"
 """The loop whose first turn has reached the database."""
 
 SILENCE = 10.0
@@ -72,7 +72,7 @@ class Health:
             for loop in self._loops
             if loop.name not in SUPPORTING and loop.trouble is not None
         ]
-        if not all(loop.has_turned for loop in self._loops if loop.name in ASKING):
+        if not all(loop.has_turned for loop in self._loops if loop.name == ASKING):
             faults.append("the database has not been asked for jobs yet")
         elif not self._beat.is_on_time:
             faults.append(f"heartbeats are late, and leases hold for {format_duration(self._lease)}")
