@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import page
@@ -47,8 +48,15 @@ def _measure(arguments: argparse.Namespace) -> list[Result]:
     peers = NoPeers() if arguments.ours else Peers()
     with Bench(_sizes(arguments), peers, postgresql=arguments.pg, slots=arguments.slots) as bench:
         results = list(measure(bench, rows, say))
-        where = conditions(bench, " ".join(["python -m benchmarks", *sys.argv[1:]]), load)
+        where = conditions(bench, _command(sys.argv[1:]), load)
     return [dataclasses.replace(result, conditions=where) for result in results]
+
+
+def _command(given: list[str]) -> str:
+    """How the run was started, less where results were put and taken from."""
+    with_files = {"--json", "--from"}
+    kept = [part for before, part in pairwise(["", *given]) if not with_files & {before, part}]
+    return " ".join(["python -m benchmarks", *kept])
 
 
 def _sizes(arguments: argparse.Namespace) -> Sizes:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -63,9 +64,13 @@ class Bench:
     @cached_property
     def folder(self) -> Path:
         """For files, on the disk that the server's data would lie on."""
-        import tempfile
-
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="brooq-benchmarks-", dir=disk())))
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """For processes of ours, which compile what they import once for all, whatever this process was told."""
+        ours = {"PYTHONPATH": str(TESTS), "PYTHONPYCACHEPREFIX": str(self.folder / "compiled")}
+        return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | ours
 
     def new_file(self, suffix: str) -> Path:
         """The path of a file that is not there yet."""
@@ -105,12 +110,12 @@ class Bench:
             connection.execute("CHECKPOINT")
 
     @contextmanager
-    def process(self, command: Sequence[str], env: dict[str, str] | None = None) -> Iterator[Working]:
+    def process(self, command: Sequence[str]) -> Iterator[Working]:
         """A worker process, from its start until it is told to stop."""
         path = self.new_file(".tally")
         tally.prepare(path)
         log = path.with_suffix(".log")
-        environment = os.environ | {"PYTHONPATH": str(TESTS), TALLY: str(path)} | (env or {})
+        environment = self.environment | {TALLY: str(path)}
         with log.open("wb") as output:
             popen = subprocess.Popen(
                 list(command),

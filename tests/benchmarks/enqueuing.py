@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from uuid_utils.compat import uuid7
 
-from benchmarks.bench import TESTS, Bench
+from benchmarks.bench import Bench
 from benchmarks.jobs import PAYLOAD, Noop
 from benchmarks.measuring import Demand, Figures, Row, Side
 from brooq_sa import enqueue, enqueue_many
@@ -168,12 +167,13 @@ def committing(sends: str) -> Callable[[Bench], Figures]:
     def measure(bench: Bench) -> Figures:
         database, seconds = bench.database("ours"), bench.sizes.commit_seconds
         command = [sys.executable, "-c", COMMITTER, bench.server.url(database), str(seconds), sends]
-        environment = os.environ | {"PYTHONPATH": str(TESTS)}
         with bench.server.connect(database) as listener:
             listener.execute("TRUNCATE job")
             listener.execute('LISTEN "brooq.job"')  # as a worker would
             started = [
-                subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                subprocess.Popen(
+                    command, env=bench.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
                 for _ in range(bench.sizes.committers)
             ]
             try:

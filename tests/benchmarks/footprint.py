@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -67,12 +66,10 @@ def _outputs(bench: Bench, given: list[str]) -> list[tuple[str, float]]:
 
     Everything is compiled by then, as it is in any process but the first after an installation.
     """
-    environment = os.environ | {"PYTHONPYCACHEPREFIX": str(bench.folder / "compiled")}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     found = []
     for _ in range(bench.sizes.starts + 1):
         began = time.perf_counter()
-        output = subprocess.run(given, env=environment, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(given, env=bench.environment, capture_output=True, text=True, check=True).stdout
         found.append((output, (time.perf_counter() - began) * 1_000))
     return found[1:]
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.bench import Bench, wait
 from benchmarks.jobs import Numbered
-from benchmarks.measuring import Demand, Figures, Row, Side
+from benchmarks.measuring import Demand, Figures, Medians, Row, Side
 from benchmarks.peers.pacing import pause
 from benchmarks.queues import Graphile, Pgqueuer
 from benchmarks.server import LOGGED
@@ -107,6 +107,11 @@ IDLE = Side("brooq-sa, idle", idle)
 PGQUEUER = Side("pgqueuer", theirs(Pgqueuer), "pgqueuer")
 GRAPHILE = Side("graphile-worker", theirs(Graphile), "graphile-worker")
 
+
+def _of_the_best(of: Medians, figure: str) -> float:
+    return of(OURS.name, figure) / min(of(side.name, figure) for side in (PGQUEUER, GRAPHILE))
+
+
 ROWS = (
     Row(
         "latency",
@@ -117,13 +122,8 @@ ROWS = (
             Demand("p50", lambda of: of(OURS.name, "p50"), 2.5, 1.5, at_most=True, unit=" ms"),
             Demand("p99", lambda of: of(OURS.name, "p99"), 8.0, 4.0, at_most=True, unit=" ms"),
             Demand("idle", lambda of: of(IDLE.name, "statements"), 2.0, None, at_most=True, unit=" statements/s"),
-            Demand(
-                "p50 of the best peer's",
-                lambda of: of.ratio(OURS.name, GRAPHILE.name, "p50"),
-                None,
-                1.0,
-                at_most=True,
-            ),
+            Demand("of the best peer's p50", lambda of: _of_the_best(of, "p50"), None, 1.0, at_most=True),
+            Demand("of the best peer's p99", lambda of: _of_the_best(of, "p99"), None, 1.0, at_most=True),
         ),
         chart="p50",
     ),

@@ -84,10 +84,10 @@ class Demand:
     unit: str = "×"
 
     def holds(self, value: float, bound: float | None) -> bool | None:
-        """Whether a value reaches a bound; None if there is none."""
+        """Whether a value reaches a bound, to the third decimal; None if there is none."""
         if bound is None:
             return None
-        return value <= bound if self.at_most else value >= bound
+        return round(value, 3) <= bound if self.at_most else round(value, 3) >= bound
 
 
 @dataclass(frozen=True)
