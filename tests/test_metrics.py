@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from apps.embedding import FAST, base_of, job_class, put
-from brooq_sa import CancelJob, JobBase, RawJob, Worker, depths, enqueued, metrics
+from brooq_sa import CancelJob, JobBase, NewJob, RawJob, Worker, depths, enqueue, enqueue_many, enqueued, metrics
 from brooq_sa.events import (
     CrashSuspect,
     Event,
@@ -152,6 +152,33 @@ def test_enqueues_are_counted(db: Database) -> None:
     finally:
         stop()
     assert series(registry, "brooq_enqueued_total") == {("work",): 2, (UNKNOWN,): 1}
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_each_way_to_enqueue_counts(db: Database, keyed: bool) -> None:
+    """One by one, in bulk, and by a chain: each committed job counts once, and a key that was taken does not (W2)."""
+    job = job_class(lambda job, claim: claim.chain(RawJob("elsewhere", {})))
+
+    def new(number: int) -> NewJob:
+        return NewJob(job(number=number), key=f"k-{number}" if keyed else None)
+
+    registry = CollectorRegistry()
+    stop = count_enqueues(["work"], registry)
+    try:
+        with db.engine.begin() as connection:
+            enqueue(connection, job(number=0), key="k-0" if keyed else None)
+            enqueue_many(connection, [new(number) for number in range(5)])
+            savepoint = connection.begin_nested()
+            enqueue(connection, job(number=9))
+            savepoint.rollback()
+            assert series(registry, "brooq_enqueued_total") == {("work",): 0}
+        own = 5 if keyed else 6
+        assert series(registry, "brooq_enqueued_total") == {("work",): own}
+        with Worker(db.engine, base_of(job), **FAST):
+            wait_for(registry, "brooq_enqueued_total", own, topic=UNKNOWN)
+    finally:
+        stop()
+    assert value(registry, "brooq_enqueued_total", topic="work") == own
 
 
 # A worker.
