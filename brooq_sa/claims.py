@@ -39,24 +39,38 @@ S = TypeVar("S")
 class StopSignal:
     """Whether an attempt has been told to stop: true once it has, and can be waited for."""
 
+    __slots__ = ("_event", "_is_set")
+
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._is_set = False
+        self._event: threading.Event | None = None  # made when somebody waits: few do, and it is costly
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
     def __bool__(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Wait until told to stop, `timeout` (seconds, if a number) at most; whether it was.
 
         A handler that would sleep waits here instead, and so hears at once.
         """
-        return self._event.wait(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+        with _making_events:
+            if self._is_set:
+                return True
+            event = self._event = self._event or threading.Event()
+        return event.wait(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
 
     def _set(self) -> None:
-        self._event.set()
+        with _making_events:
+            self._is_set = True
+            event = self._event
+        if event is not None:
+            event.set()
+
+
+_making_events = threading.Lock()
 
 
 class _Claim(Generic[S]):
@@ -74,6 +88,21 @@ class _Claim(Generic[S]):
         should_stop: true once the attempt has been told to stop; can be waited for.
         cause: why it has been told to, or None.
     """
+
+    # Most of these stay as they are for most jobs.
+    cause: StopCause | None = None
+    _session: S | None = None
+    _is_over = False
+    _interrupt: Callable[[], None] | None = None
+    _observer: Observer | None = None
+    # For the worker, by the monotonic clock: when the lease can no longer be trusted, and the time limits.
+    _lease_ends: float
+    _attempt_ends = math.inf
+    _max_execution_ends = math.inf
+    _is_renewed = True
+    _told_at = math.inf
+    _has_ended = False
+    _is_hung = False
 
     def __init__(
         self,
@@ -94,22 +123,11 @@ class _Claim(Generic[S]):
         self.waited = timedelta(seconds=max(claimed.waited, 0.0))
         self.worker = worker
         self.should_stop = StopSignal()
-        self.cause: StopCause | None = None
-        self._store = JobStore(table)
-        self._open_session = open_session
-        self._session: S | None = None
+        self._holding: Holding = (claimed.id, claimed.attempt)
         self._chained: list[NewRow] = []
-        self._is_over = False
-        self._interrupt: Callable[[], None] | None = None
-        # For the worker, by the monotonic clock: when the lease can no longer be trusted, and the time limits.
+        self._table = table
+        self._open_session = open_session
         self._lease_ends = lease_ends
-        self._attempt_ends = math.inf
-        self._max_execution_ends = math.inf
-        self._is_renewed = True
-        self._told_at = math.inf
-        self._has_ended = False
-        self._is_hung = False
-        self._observer: Observer | None = None
 
     @property
     def session(self) -> S:
@@ -138,15 +156,11 @@ class _Claim(Generic[S]):
         the table that this claim's job is in.
         """
         self._refuse_if_over()
-        self._chained.append(check_new(NewJob(job, key, available_at, delay, priority), self._store.table))
+        self._chained.append(check_new(NewJob(job, key, available_at, delay, priority), self._table))
 
     def _refuse_if_over(self) -> None:
         if self._is_over:
             raise UsageError(f"The claim on job {self.id} is over: its outcome has been decided.")
-
-    @property
-    def _holding(self) -> Holding:
-        return self.id, self.attempt
 
     @property
     def _has_transaction(self) -> bool:
@@ -169,8 +183,8 @@ class _Claim(Generic[S]):
             self.cause = cause
         self._told_at = min(self._told_at, time.monotonic())
         self.should_stop._set()
-        if self._interrupt is not None:
-            self._interrupt()
+        if (interrupt := self._interrupt) is not None:
+            interrupt()
 
     def _interrupted_by(self, interrupt: Callable[[], None]) -> None:
         """Call `interrupt` when the attempt is told to stop; at once, if it has been."""
@@ -215,13 +229,13 @@ class _Claim(Generic[S]):
         Raises:
             LeaseLost: the claim does not hold the job any more.
         """
-        _refuse_autocommit(connection_for(session, self._store.table))
+        _refuse_autocommit(connection_for(session, self._table))
         session.flush()
         for row in self._chained:
             put(connection_for(session, row.table), row)
         # Last, so that the row is locked for as short a time as can be.
-        connection = connection_for(session, self._store.table)
-        if self._is_lost or not self._store.settle(connection, self.worker, [done(self._holding)]):
+        connection = connection_for(session, self._table)
+        if self._is_lost or not JobStore(self._table).settle(connection, self.worker, [done(self._holding)]):
             raise LeaseLost(f"Job {self.id} is no longer held by attempt {self.attempt} of {self.worker}.")
 
     def __repr__(self) -> str:

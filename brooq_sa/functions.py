@@ -299,3 +299,15 @@ def _new_id(element: new_id, compiler: SQLCompiler, **kw: Any) -> str:
 @compiles(new_id, "sqlite")
 def _new_id_sqlite(element: new_id, compiler: SQLCompiler, **kw: Any) -> str:
     return "lower(hex(randomblob(16)))"
+
+
+class row_security_active(FunctionElement[bool]):
+    """Whether row security applies to the current role in a table, named as in SQL; NULL if there is none."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(row_security_active)
+def _row_security_active(element: row_security_active, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"row_security_active(CAST(to_regclass({compiler.process(element.clauses, **kw)}) AS OID))"

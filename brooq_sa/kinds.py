@@ -201,6 +201,7 @@ class Kind:
         self.job_class = job_class
         self.options = options
         self.handler: Callable[[Any, Any], Any] | None = None
+        self._looked_at: tuple[Any, bool] = (None, False)
         self._codec: Codec | None = None
 
     @property
@@ -225,8 +226,10 @@ class Kind:
     @property
     def is_async(self) -> bool:
         """Whether the handler is a coroutine function."""
-        function = inspect.unwrap(self.handler) if self.handler else None
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - the method is wanted, not whether there is one
+        handler, is_async = self._looked_at
+        if handler is not self.handler:  # asked for every job
+            handler, is_async = self._looked_at = (self.handler, _is_coroutine_function(self.handler))
+        return is_async
 
     @property
     def is_isolated(self) -> bool:
@@ -239,6 +242,11 @@ class Kind:
 
     def __repr__(self) -> str:
         return f"Kind({self.topic!r}, {self.job_class.__qualname__})"
+
+
+def _is_coroutine_function(handler: Callable[..., Any] | None) -> bool:
+    function = inspect.unwrap(handler) if handler else None
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - the method is wanted, not whether there is one
 
 
 class Registry(Mapping[str, Kind]):

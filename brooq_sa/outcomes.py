@@ -16,7 +16,6 @@ last attempt
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from .backoff import backoff
 from .exc import CancelJob, PreserveAttempt, RetryAfter
@@ -46,7 +45,7 @@ def dead(holding: Holding, reason: str) -> Outcome:
 
 def without_text(outcome: Outcome, error: BaseException) -> Outcome:
     """The outcome for when the database has refused its text with `error`."""
-    return replace(outcome, error=f"(the database refused the text of the error: {type(error).__name__})")
+    return outcome._replace(error=f"(the database refused the text of the error: {type(error).__name__})")
 
 
 def after(error: BaseException, holding: Holding, policy: Policy, redact: Redact | None = None) -> Outcome:

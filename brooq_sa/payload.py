@@ -17,7 +17,8 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, time
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -34,6 +35,11 @@ INTEGERS = range(-(2**63), 2**64)
 
 _LARGE = 1e16
 _EXPONENT = re.compile(rb"[0-9]e[0-9]")
+_CLOSER_LOOK = re.compile(rb"\\u0000|[0-9]{19}")
+"""A NUL, an integer that may have more than 64 bits; or text that looks like one."""
+
+_PLAIN = (str, int, bool, type(None))
+"""Field types whose values JSON holds as they are; what is wrong with one shows when it is read again."""
 
 BYTES_KEY = "$bytes"
 """A raw job's bytes are stored as ``{"$bytes": "<base64>"}``."""
@@ -56,6 +62,7 @@ class Codec:
     def __init__(self, topic: str, payload_type: Any) -> None:
         self.topic = topic
         self._decoder = msgspec.json.Decoder(payload_type, strict=True)
+        self._is_plain = _is_plain(payload_type)
 
     def encode(self, value: Any) -> str:
         """The JSON text of a value.
@@ -63,6 +70,8 @@ class Codec:
         Raises:
             PayloadError: a value inside cannot be carried, or would come back as something else.
         """
+        if self._is_plain and (text := self._encode_plain(value)) is not None:
+            return text
         try:
             plain = msgspec.to_builtins(value, builtin_types=(datetime, time), str_keys=False)
             _refuse_unfit(plain, MAX_DEPTH)
@@ -84,6 +93,16 @@ class Codec:
             raise PayloadError(self.topic, "$", str(error)) from error
         return text
 
+    def _encode_plain(self, value: Any) -> str | None:
+        """The JSON text of a value whose fields are all plain; None if anything about it is to be looked at closely."""
+        try:
+            encoded = _encoder.encode(value)
+            if _CLOSER_LOOK.search(encoded) or len(encoded) > MAX_BYTES or self._decoder.decode(encoded) != value:
+                return None
+            return encoded.decode()
+        except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
+            return None
+
     def decode(self, text: str) -> Any:
         """The value of a stored payload.
 
@@ -101,6 +120,23 @@ class Codec:
     def _invalid(self, error: msgspec.ValidationError) -> PayloadError:
         rule, _, place = str(error).partition(" - at `")
         return PayloadError(self.topic, place.rstrip("`") or "$", rule)
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def _is_plain(payload_type: Any) -> bool:
+    """Whether it is a class all of whose fields are of `_PLAIN` types."""
+    if not dataclasses.is_dataclass(payload_type):
+        return False
+    hints = get_type_hints(payload_type)
+    return all(_is_plain_field(hints[field.name]) for field in dataclasses.fields(payload_type))
+
+
+def _is_plain_field(hint: Any) -> bool:
+    if get_origin(hint) in (Union, UnionType):
+        return all(map(_is_plain_field, get_args(hint)))
+    return hint in _PLAIN
 
 
 class RawCodec:

@@ -12,10 +12,9 @@ import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import msgspec
 from sqlalchemy import Connection, Engine, Table, Update
@@ -24,8 +23,9 @@ from sqlalchemy.orm import Session as _Session
 from sqlalchemy.orm import scoped_session
 from uuid_utils.compat import uuid7
 
-from . import access, wake
+from . import access, copying, enqueued, wake
 from .durations import parse_duration
+from .events import JobEnqueued, enqueues
 from .exc import EnqueueError, OptionError, SchemaError
 from .jobs import JobBase, NewJob, RawJob, encode, table_of
 from .kinds import MAX_DURATION, check_integer, check_topic
@@ -157,10 +157,10 @@ def enqueue_many(
     Raises:
         What `enqueue` does. Every job is checked before the first is sent.
     """
-    news = [_with_defaults(job, available_at, delay, priority) for job in jobs]
+    rows = _check_each(jobs, available_at, delay, priority)
     if _is_async(session):
-        return _run_async(session, lambda sync: _enqueue_many(sync, news))
-    return _enqueue_many(session, news)
+        return _run_async(session, lambda sync: _enqueue_many(sync, rows))
+    return _enqueue_many(session, rows)
 
 
 @overload
@@ -271,7 +271,7 @@ class EnqueueMixin:
         priority: int | None = None,
     ) -> list[Enqueued]:
         """`brooq_sa.enqueue_many` into this session."""
-        return _enqueue_many(self, [_with_defaults(job, available_at, delay, priority) for job in jobs])
+        return _enqueue_many(self, _check_each(jobs, available_at, delay, priority))
 
 
 class Session(EnqueueMixin, _Session):
@@ -326,8 +326,7 @@ def _write(table: Table) -> Update:
     return table.update()
 
 
-@dataclass(frozen=True, slots=True)
-class NewRow:
+class NewRow(NamedTuple):
     """A checked job, ready to be sent."""
 
     table: Table
@@ -368,40 +367,54 @@ class NewRow:
         }
 
 
-def _with_defaults(
-    job: JobBase | RawJob | NewJob, available_at: datetime | None, delay: timedelta | str | None, priority: int | None
-) -> NewJob:
-    if not isinstance(job, NewJob):
-        return NewJob(job, None, available_at, delay, priority)
-    timed = job.available_at is not None or job.delay is not None
-    return NewJob(
-        job.job,
-        job.key,
-        job.available_at if timed else available_at,
-        job.delay if timed else delay,
-        priority if job.priority is None else job.priority,
-    )
-
-
 def check_new(new: NewJob, default: Table | None = None) -> NewRow:
     """The row for a job; every fault is found here, before anything is sent.
 
     Args:
         default: the table of a RawJob without a base; None is ``job`` in the connection's default schema.
     """
-    table = table_of(new.job, default)
-    topic, payload, own_priority = encode(new.job)
-    if new.available_at is not None and new.delay is not None:
+    return _check(new.job, new.key, new.available_at, new.delay, new.priority, default)
+
+
+def _check_each(
+    jobs: Iterable[JobBase | RawJob | NewJob],
+    available_at: datetime | None,
+    delay: timedelta | str | None,
+    priority: int | None,
+) -> list[NewRow]:
+    """The rows for many jobs; the options are for those that do not say otherwise."""
+    rows = []
+    for job in jobs:
+        if not isinstance(job, NewJob):
+            rows.append(_check(job, None, available_at, delay, priority))
+            continue
+        is_timed = job.available_at is not None or job.delay is not None
+        timing = (job.available_at, job.delay) if is_timed else (available_at, delay)
+        rows.append(_check(job.job, job.key, *timing, priority if job.priority is None else job.priority))
+    return rows
+
+
+def _check(
+    job: JobBase | RawJob,
+    key: str | None,
+    available_at: datetime | None,
+    delay: timedelta | str | None,
+    priority: int | None,
+    default: Table | None = None,
+) -> NewRow:
+    table = table_of(job, default)
+    topic, payload, own_priority = encode(job)
+    if available_at is not None and delay is not None:
         raise OptionError("available_at and delay are both given. Give one of them.")
     return NewRow(
-        table=table,
-        id=uuid7(),
-        topic=topic,
-        payload=payload,
-        priority=own_priority if new.priority is None else check_integer("priority", new.priority, PRIORITIES),
-        available_at=None if new.available_at is None else _check_instant(new.available_at),
-        delay=0.0 if new.delay is None else _check_delay(new.delay),
-        key=None if new.key is None else _check_key(new.key),
+        table,
+        uuid7(),
+        topic,
+        payload,
+        own_priority if priority is None else check_integer("priority", priority, PRIORITIES),
+        None if available_at is None else _check_instant(available_at),
+        0.0 if delay is None else _check_delay(delay),
+        None if key is None else _check_key(key),
     )
 
 
@@ -454,8 +467,10 @@ def put(connection: Connection, row: NewRow) -> Enqueued:
         answer = Enqueued(row.id, True)
     else:
         answer = _put_keyed(connection, row)
-    if answer.created and row.is_due:
-        wake.tell_of_jobs(connection, row.table)
+    if answer.created:
+        _tell(connection, [row])
+        if row.is_due:
+            wake.tell_of_jobs(connection, row.table)
     return answer
 
 
@@ -483,23 +498,40 @@ def _put_keyed(connection: Connection, row: NewRow) -> Enqueued:
     )
 
 
-def _enqueue_many(target: Any, news: Sequence[NewJob]) -> list[Enqueued]:
-    rows = [check_new(new) for new in news]
+def _enqueue_many(target: Any, rows: Sequence[NewRow]) -> list[Enqueued]:
     by_table: dict[Table, list[NewRow]] = defaultdict(list)
     for row in rows:
         by_table[row.table].append(row)
     answers: dict[uuid.UUID, Enqueued] = {}
-    # Everybody takes keys in the same order, so that two bulks with keys in common never wait for each other in turn.
     for table in sorted(by_table, key=lambda table: table.fullname):
-        its_rows = sorted(by_table[table], key=lambda row: (row.topic, row.key or ""))
+        its_rows = by_table[table]
         connection = _connection(target, table)
         _check_database(connection)
-        put_all = _put_singly if connection.dialect.name == "sqlite" else _put_in_bulk
         with explained(connection, table, access.ENQUEUE):
-            for start in range(0, len(its_rows), BULK):
-                answers |= put_all(connection, table, its_rows[start : start + BULK])
+            left = _copy(connection, table, its_rows)
+            # Everybody takes keys in the same order, so that two bulks with keys in common never wait for each other.
+            left.sort(key=lambda row: (row.topic, row.key or ""))
+            put_all = _put_singly if connection.dialect.name == "sqlite" else _put_in_bulk
+            for start in range(0, len(left), BULK):
+                answers |= put_all(connection, table, left[start : start + BULK])
             _wake_for(connection, table, its_rows)
-    return [answers[row.id] for row in rows]
+        _tell(connection, [row for row in its_rows if row.key is None or answers[row.id].created])
+    return [Enqueued(row.id, True) if row.key is None else answers[row.id] for row in rows]
+
+
+def _copy(connection: Connection, table: Table, rows: list[NewRow]) -> list[NewRow]:
+    """Put those rows by COPY for which it does, if there are enough of them; the others."""
+    copied = [row for row in rows if row.key is None and row.is_due]
+    if len(copied) < copying.FEWEST or not copying.can_copy(connection, table):
+        return list(rows)
+    copying.copy_rows(connection, table, copied)
+    return [row for row in rows if row.key is not None or not row.is_due]
+
+
+def _tell(connection: Connection, rows: Iterable[NewRow]) -> None:
+    """Let those who have subscribed hear of the jobs, once they are committed."""
+    if enqueues.is_heard:
+        enqueued.tell(connection, [JobEnqueued(row.id, row.topic) for row in rows])
 
 
 def _wake_for(connection: Connection, table: Table, rows: list[NewRow]) -> None:
@@ -515,15 +547,17 @@ def _wake_for(connection: Connection, table: Table, rows: list[NewRow]) -> None:
 def _put_singly(connection: Connection, table: Table, rows: list[NewRow]) -> dict[uuid.UUID, Enqueued]:
     if unkeyed := [row.parameters for row in rows if row.key is None]:
         connection.execute(statements.insert_jobs_singly(table), unkeyed)
-    return {row.id: Enqueued(row.id, True) if row.key is None else _put_keyed(connection, row) for row in rows}
+    return {row.id: _put_keyed(connection, row) for row in rows if row.key is not None}
 
 
 def _put_in_bulk(connection: Connection, table: Table, rows: list[NewRow]) -> dict[uuid.UUID, Enqueued]:
     keyed = any(row.key is not None for row in rows)
     text = msgspec.json.encode([row.record for row in rows]).decode()
     result = connection.execute(statements.insert_jobs(table, keyed=keyed), {"rows": text})
-    created = set(result.scalars()) if keyed else {row.id for row in rows}
-    taken = [row for row in rows if row.id not in created]
+    if not keyed:
+        return {}
+    created = set(result.scalars())
+    taken = [row for row in rows if row.key is not None and row.id not in created]
     found = _find(connection, table, taken)
     answers = {row_id: Enqueued(row_id, True) for row_id in created}
     for row in taken:

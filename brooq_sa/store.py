@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -54,8 +53,7 @@ class Claimed(NamedTuple):
         return self.id, self.attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How an attempt ended.
 
     Attributes:
@@ -128,11 +126,11 @@ class JobStore:
         """
         terms = {"worker": worker, "lease": lease.total_seconds()}
         if connection.dialect.name == "sqlite":
-            rows = list(self._claim_by_level(connection, want, room, terms))
+            rows: Sequence[Any] = list(self._claim_by_level(connection, want, room, terms))
         else:
             listed = [{"topic": topic, "room": most} for topic, most in want.items()]
-            rows = list(connection.execute(claim.claim(self.table), {"want": listed, "room": room, **terms}))
-        return sorted((Claimed(*row) for row in rows), key=lambda job: (job.priority, -job.waited, job.id))
+            rows = connection.execute(claim.claim(self.table), {"want": listed, "room": room, **terms}).all()
+        return sorted(map(Claimed._make, rows), key=lambda job: (job.priority, -job.waited, job.id))
 
     def _claim_by_level(
         self, connection: Connection, want: Mapping[str, int], room: int, terms: dict[str, Any]
@@ -168,8 +166,8 @@ class JobStore:
         written: set[Holding] = set()
         for attempt, ids in successes.items():
             terms = {"ids": ids, "worker": worker, "attempt": attempt}
-            rows = connection.execute(settle.settle_done(self.table), terms)
-            written.update((job_id, attempt) for (job_id,) in rows)
+            done = connection.execute(settle.settle_done(self.table), terms).all()
+            written.update((job_id, attempt) for (job_id,) in done)
         if others:
             entries = {job_id: _entry(outcome) for job_id, outcome in others.items()}
             terms = {"ids": list(others), "worker": worker, "entries": entries}

@@ -274,3 +274,57 @@ def test_structs_are_compared_field_by_field() -> None:
     with pytest.raises(PayloadError) as caught:
         boxes.encode({"a": [Box(1), Box(frozenset({1}))]})
     assert caught.value.path == "$.a[1].inside"
+
+
+@dataclasses.dataclass
+class Plain:
+    text: str
+    number: int = 0
+    flag: bool | None = None
+
+
+PLAIN = Codec("plain", Plain)
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (Plain("\0"), r"$.text"),
+        (Plain("\ud800"), r"$.text"),
+        (Plain("x" * MAX_BYTES), r"$"),
+        (Plain(1), r"$.text"),  # type: ignore[arg-type]
+        (Plain("", True), r"$.number"),
+        (Plain("", 1.0), r"$.number"),  # type: ignore[arg-type]
+        (Plain("", INTEGERS.stop), r"$.number"),
+        (Plain("", INTEGERS.start - 1), r"$.number"),
+        (Plain("", 0, 1), r"$.flag"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_class_of_plain_fields_is_as_strict(value: Plain, path: str) -> None:
+    """Classes whose fields are plain are encoded by a shorter road, and refused for the same reasons (I5)."""
+    assert PLAIN._is_plain
+    with pytest.raises(PayloadError) as caught:
+        PLAIN.encode(value)
+    assert caught.value.path == path
+
+
+@given(st.text(), st.integers(INTEGERS.start, INTEGERS.stop - 1), st.none() | st.booleans())
+def test_both_roads_give_the_same_text(text: str, number: int, flag: bool | None) -> None:
+    """What the shorter road encodes is what the longer one would, and comes back as it was (I5)."""
+    value = Plain(text, number, flag)
+    long = Codec("plain", Plain)
+    long._is_plain = False
+    try:
+        expected = long.encode(value)
+    except PayloadError:
+        with pytest.raises(PayloadError):
+            PLAIN.encode(value)
+    else:
+        assert PLAIN.encode(value) == expected
+        assert PLAIN.decode(expected) == value
+
+
+@pytest.mark.parametrize("kind", [Line, Order, Positive, Any, dict, list[int]])
+def test_the_shorter_road_is_for_plain_fields_alone(kind: Any) -> None:
+    """A field of any other type keeps the class on the longer road."""
+    assert Codec("topic", kind)._is_plain is (kind is Positive)

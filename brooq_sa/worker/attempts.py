@@ -7,9 +7,10 @@ import inspect
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
@@ -19,7 +20,7 @@ from ..durations import format_duration
 from ..exc import LeaseLost, UsageError
 from ..failure import causes, signal_in
 from ..kinds import Kind, Policy
-from ..log import ABOUT, bound, get_logger
+from ..log import ABOUT, bind, get_logger
 from ..outcomes import Redact, after, done, released
 from ..states import StopCause
 from ..store import Outcome
@@ -58,8 +59,7 @@ class Assignment:
             self.claim._observer.started(self.claim.topic, waited)
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """An attempt that has ended.
 
     Attributes:
@@ -75,13 +75,12 @@ class Finished:
 
 def run(assignment: Assignment, redact: Redact | None) -> Finished:
     """Run a ``def`` handler. Returns whatever happens: nothing that a handler raises leaves its slot."""
-    claim = assignment.claim
-    with bound(claim.id, claim.topic, claim.attempt, claim.worker):
-        return _run(assignment, redact)
+    return copy_context().run(_run, assignment, redact)  # what a handler sets in its context ends with it
 
 
 def _run(assignment: Assignment, redact: Redact | None) -> Finished:
     claim: Claim = assignment.claim
+    bind(claim.id, claim.topic, claim.attempt, claim.worker)
     assignment.begin()
     while True:
         is_written = False
@@ -102,14 +101,9 @@ def _run(assignment: Assignment, redact: Redact | None) -> Finished:
 
 
 async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
-    """Run an ``async def`` handler, as `run` does."""
-    claim = assignment.claim
-    with bound(claim.id, claim.topic, claim.attempt, claim.worker):
-        return await _run_async(assignment, redact)
-
-
-async def _run_async(assignment: Assignment, redact: Redact | None) -> Finished:
+    """Run an ``async def`` handler, as `run` does, in a task of its own."""
     claim: AsyncClaim = assignment.claim
+    bind(claim.id, claim.topic, claim.attempt, claim.worker)
     assignment.begin()
     while True:
         is_written = False
@@ -127,7 +121,10 @@ async def _run_async(assignment: Assignment, redact: Redact | None) -> Finished:
                 if not claim.should_stop:
                     continue
             outcome = _outcome_of(error, assignment, redact)
-        await _close_async(claim, claim._close())
+        if claim._session is None:
+            claim._is_over = True
+        else:
+            await _close_async(claim, claim._close())
         return Finished(claim, outcome, _elapsed(assignment), is_written)
 
 

@@ -109,7 +109,10 @@ async def run_cancellable(assignment: Assignment, redact: Redact | None) -> Fini
             task.cancel()
 
     claim._interrupted_by(lambda: loop.call_soon_threadsafe(cancel))
-    return await run_async(assignment, redact)
+    try:
+        return await run_async(assignment, redact)
+    finally:
+        claim._interrupt = None  # which knows the claim: left there, each job would be one for the garbage collector
 
 
 class LoopExecutor:
@@ -119,7 +122,7 @@ class LoopExecutor:
         self._finish = finish
         self._redact = redact
         self._on_replaced = on_replaced
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None] | None] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -166,18 +169,21 @@ class LoopExecutor:
             get_logger().exception("event_loop_broken")
 
     def _begin(self, assignments: list[Assignment]) -> None:
+        loop = asyncio.get_running_loop()
         for assignment in assignments:
-            task = asyncio.ensure_future(self._attempt(assignment))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.add(loop.create_task(self._attempt(assignment)))
 
     async def _attempt(self, assignment: Assignment) -> None:
-        with self._lock:
-            if self._unbegun.pop(id(assignment), None) is None:
-                return  # this loop had been blocked, and another has begun it
-        _, following = self._finish(await run_cancellable(assignment, self._redact), self)
-        if following is not None:
-            self._follow(following)
+        task = asyncio.current_task()
+        try:
+            with self._lock:
+                if self._unbegun.pop(id(assignment), None) is None:
+                    return  # this loop had been blocked, and another has begun it
+            _, following = self._finish(await run_cancellable(assignment, self._redact), self)
+            if following is not None:
+                self._follow(following)
+        finally:
+            self._tasks.discard(task)
 
     def _follow(self, assignment: Assignment) -> None:
         """Begin what takes the slot of an attempt that has ended on this loop."""

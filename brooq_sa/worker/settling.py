@@ -12,7 +12,6 @@ that follows has the same number, so that no fence could tell them apart.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -145,7 +144,7 @@ class Settling:
                 raise
             get_logger().error("error_text_refused", error=type(error).__name__, **_bound(finished))
             plain = without_text(finished.outcome, error)
-        return self._write([dataclasses.replace(finished, outcome=plain)])
+        return self._write([finished._replace(outcome=plain)])
 
     def _write(self, finished: Sequence[Finished]) -> set[Holding]:
         outcomes = {each.outcome.holding: each.outcome for each in finished if each.outcome is not None}
@@ -155,22 +154,26 @@ class Settling:
         gives_back = any(outcome.give_back for outcome in outcomes.values())
         if gives_back:
             self._slots.hold_claims()
-        self._unanswered |= outcomes
         try:
             with self._reserved.transaction(is_whole=gives_back) as connection:
                 written = self._store.settle(connection, self._worker, outcomes.values())
                 if doubtful := asked_before - written:
                     written |= self._store.settled(connection, [outcomes[holding] for holding in doubtful])
-        except (StatementError, ValueError) as error:
-            if not is_about_rows(error):
-                # A job that was taken again meanwhile could not tell any more that its outcome had been written.
-                self._slots.hold_claims()
-            else:
-                # In a transaction of its own, that is an answer: nothing was written this time.
-                self._answered(outcomes.keys() - asked_before if gives_back else ())
+        except Exception as error:
+            self._failed(error, outcomes, gives_back)
             raise
-        self._answered(outcomes.keys())
+        self._answered(asked_before)
         return written
+
+    def _failed(self, error: Exception, outcomes: dict[Holding, Outcome], gives_back: bool) -> None:
+        if not is_about_rows(error):
+            # A job that was taken again meanwhile could not tell any more that its outcome had been written.
+            self._slots.hold_claims()
+            self._unanswered |= outcomes
+            return
+        if not gives_back:  # some of the statements may have been carried out; in one transaction none was
+            self._unanswered |= outcomes
+        self._answered(())
 
     def _answered(self, holdings: Iterable[Holding]) -> None:
         for holding in holdings:

@@ -28,24 +28,24 @@ class Watchdog:
     """Watches the claims that are held; `turn` is one look.
 
     Args:
-        slots: whose waiting jobs go back when they wait too long.
         connections: broken when they take too long.
         grace: how long a handler may outlive being told to stop.
         give_up: called with the claim of one that has.
         has_one_writer: whether the database is SQLite. While a handler has its session open there, nobody can renew a
             lease, nor take what it holds: a lease that runs out meanwhile is as good as before.
         worker: whose it is, for its lines in the log.
+        slots: whose waiting jobs go back when they wait too long.
     """
 
     def __init__(
         self,
         held: Held,
-        slots: Slots | None = None,
         connections: Sequence[Reserved] = (),
         *,
         grace: timedelta = timedelta.max,
         give_up: Callable[[Any], None] = lambda _: None,
         has_one_writer: bool = False,
+        slots: Slots | None = None,
         worker: str | None = None,
     ) -> None:
         self._held = held

@@ -214,11 +214,11 @@ class Worker:
         on_sqlite = self._sync_engine.dialect.name == "sqlite"
         watchdog = Watchdog(
             held,
-            self._slots,
             self._reserved,
             grace=grace,
             give_up=self._give_up,
             has_one_writer=on_sqlite,
+            slots=self._slots,
             worker=worker,
         )
         self._claiming_loop = self._loop("claiming", fitted(for_claiming, store.table, self._claiming.turn))
