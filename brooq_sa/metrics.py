@@ -181,6 +181,16 @@ class Families:
         for part, is_up in parts.items():
             self.part.labels(part).set(is_up)
 
+    def forget(self, topics: Iterable[str], parts: Iterable[str]) -> None:
+        """Leave no gauge where it was when a worker stopped, but for what other workers of this process have."""
+        for topic in topics:
+            self.busy.labels(topic).set(0)
+        if not is_multiprocess():  # there, the files of a process go when it ends
+            for part in parts:
+                with suppress(KeyError):  # never collected
+                    self.part.remove(part)
+        self.refresh()
+
     def exposition(self, accept: str = "") -> tuple[str, bytes]:
         """The content type and text of all metrics there are, as a scraper accepts them."""
         encode, content_type = choose_encoder(accept)

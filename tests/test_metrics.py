@@ -225,6 +225,7 @@ def test_a_worker_is_measured(db: Database) -> None:
         wait_for_some(registry, "brooq_heartbeat_late_seconds_count")
         assert set(series(registry, "brooq_worker_part_up").values()) == {1}
     assert value(registry, "brooq_worker_slots", state="free") == 0
+    assert series(registry, "brooq_worker_part_up") == {}
 
 
 def test_a_drained_queue_reads_zero(db: Database) -> None:
@@ -384,7 +385,7 @@ def test_several_processes_behind_one_port(processes: Processes, sqlite: Databas
     wait_until(lambda: scrape(address)["brooq_worker_busy"][busy] == 3, what="three busy slots", timeout=30)
     slots = scrape(address)["brooq_worker_slots"]
     assert {labels[0][1]: count for labels, count in slots.items()} == {"free": 1, "busy": 3, "claimed": 0, "hung": 0}
-    assert scrape(address)["brooq_claimed_total"][busy] == 3
+    wait_until(lambda: scrape(address)["brooq_claimed_total"][busy] == 3, what="three claims counted")
     second.kill()
     wait_until(lambda: sum(scrape(address)["brooq_worker_slots"].values()) == 2, what="one process's slots", timeout=30)
     found = scrape(address)

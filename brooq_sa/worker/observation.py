@@ -125,9 +125,7 @@ class Observation:
             self.families.sources.remove(self._source)
         if self.activity in self.families.activities:
             self.families.activities.remove(self.activity)
-            for topic in self._topics:
-                self.families.busy.labels(topic).set(0)
-            self.families.refresh()
+            self.families.forget(self._topics, [loop.name for loop in self._parts])
         if self._endpoint is not None:
             self._endpoint.close()
         self._depths.dispose()
