@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ARRAY, DateTime, Float, Integer, Text, Uuid
+from sqlalchemy import ARRAY, BigInteger, DateTime, Float, Integer, Text, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.ext.compiler import compiles
@@ -153,6 +153,23 @@ def _seconds_since(element: seconds_since, compiler: SQLCompiler, **kw: Any) -> 
 @compiles(seconds_since, "sqlite")
 def _seconds_since_sqlite(element: seconds_since, compiler: SQLCompiler, **kw: Any) -> str:
     return f"((julianday('now') - julianday({compiler.process(element.clauses, **kw)})) * 86400.0)"
+
+
+class microseconds(FunctionElement[int]):
+    """An instant in microseconds since 1970; on SQLite, where nobody asks for it, NULL."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(microseconds)
+def _microseconds(element: microseconds, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"CAST(extract(epoch FROM {compiler.process(element.clauses, **kw)}) * 1000000 AS BIGINT)"
+
+
+@compiles(microseconds, "sqlite")
+def _microseconds_sqlite(element: microseconds, compiler: SQLCompiler, **kw: Any) -> str:
+    return "NULL"
 
 
 class _Condition(FunctionElement[bool]):

@@ -19,6 +19,7 @@ from . import wake
 from .exc import AccessError
 from .schema import PRIORITIES
 from .statements import claim, enqueue, inspect, lease, operate, pause, settle, upkeep
+from .statements.claim import Place
 from .states import CancelResult, RetryResult, State
 
 TOO_MANY_CRASHES = "parked: its worker crashed while it ran, as often as max_crashes allows"
@@ -38,6 +39,7 @@ class Claimed(NamedTuple):
         payload: JSON text.
         attempt: this taking's number, from 1.
         waited: seconds from ready to claimed.
+        instant: of readiness, in microseconds since 1970; None on SQLite.
     """
 
     id: uuid.UUID
@@ -47,6 +49,7 @@ class Claimed(NamedTuple):
     priority: int
     waited: float
     key: str | None
+    instant: int | None = None
 
     @property
     def holding(self) -> Holding:
@@ -113,13 +116,22 @@ class JobStore:
         self.table = table
 
     def claim(
-        self, connection: Connection, want: Mapping[str, int], *, room: int, worker: str, lease: timedelta
+        self,
+        connection: Connection,
+        want: Mapping[str, int],
+        *,
+        room: int,
+        worker: str,
+        lease: timedelta,
+        places: Mapping[str, Place] | None = None,
     ) -> list[Claimed]:
         """Take due jobs under a lease.
 
         Args:
             want: how many to take at most, by topic; earlier topics first.
             room: how many to take at most in all.
+            places: where to begin in a topic, which spares PostgreSQL the dead entries before it; by default at the
+                start.
 
         Returns:
             The jobs in the order they are to start: priority, ready time, id.
@@ -128,7 +140,7 @@ class JobStore:
         if connection.dialect.name == "sqlite":
             rows: Sequence[Any] = list(self._claim_by_level(connection, want, room, terms))
         else:
-            listed = [{"topic": topic, "room": most} for topic, most in want.items()]
+            listed = [claim.wanted(topic, most, (places or {}).get(topic)) for topic, most in want.items()]
             rows = connection.execute(claim.claim(self.table), {"want": listed, "room": room, **terms}).all()
         return sorted(map(Claimed._make, rows), key=lambda job: (job.priority, -job.waited, job.id))
 

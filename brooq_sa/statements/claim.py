@@ -20,13 +20,20 @@ step over every job that a smaller priority has scheduled for later.
 That a topic is paused is asked in the LIMIT, once a topic and before the probes: a limit of 0 runs nothing beneath it.
 As a condition it might be joined after the probes, which would lock and drop what they find.
 
+Claimed jobs leave dead entries in the index, which are skipped one by one until a vacuum takes them away, and a vacuum
+cannot while anybody holds an old snapshot. So a claim may begin at a `Place`: where the last one ended, in the order of
+the index. What comes to lie before that place (jobs sent round again, of a smaller priority, or committed late) is for
+claims that begin at the start.
+
 SQLite has neither LATERAL nor row locks. There `claim_level` takes from one topic and priority inside BEGIN IMMEDIATE.
 """
 
 from __future__ import annotations
 
+import uuid
+from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -34,9 +41,11 @@ from sqlalchemy import (
     Executable,
     Float,
     Integer,
+    SmallInteger,
     Table,
     Text,
     Update,
+    Uuid,
     bindparam,
     case,
     column,
@@ -44,12 +53,13 @@ from sqlalchemy import (
     literal_column,
     select,
     true,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects import postgresql
 
-from ..functions import json_text, now, now_plus, picked, seconds_since
-from ..schema import ATTEMPTS_CEILING
+from ..functions import Instant, json_text, microseconds, now, now_plus, picked, seconds_since
+from ..schema import ATTEMPTS_CEILING, PRIORITIES
 from ..states import State
 from .guards import is_paused, is_ready, literal_state
 
@@ -58,22 +68,32 @@ from .guards import is_paused, is_ready, literal_state
 def claim(job: Table) -> Executable:
     """Take up to the wanted number of due jobs of each topic, in order of priority, ready time and enqueuing.
 
-    Parameters of the statement: `want`, a list of ``{"topic": ..., "room": ...}``; `room`, how many to take in all;
-    `worker`; `lease`, in seconds.
+    Parameters of the statement: `want`, a list of what `wanted` makes; `room`, how many to take in all; `worker`;
+    `lease`, in seconds.
 
     Returns:
         A statement for PostgreSQL that yields one row a job, in the order of `returned`; none if nothing is due.
     """
     want = (
         func.jsonb_to_recordset(bindparam("want", type_=postgresql.JSONB()))
-        .table_valued(column("topic", Text()), column("room", BigInteger()))
+        .table_valued(
+            column("topic", Text()),
+            column("room", BigInteger()),
+            column("from_priority", SmallInteger()),
+            column("from_instant", Instant()),
+            column("from_id", Uuid()),
+        )
         .render_derived(name="want", with_types=True)
     )
     level = _priorities(job, want)
     due = (
         select(job.c.id)
         .where(
-            job.c.topic == want.c.topic, job.c.priority == level.c.priority, is_ready(job), job.c.available_at <= now()
+            job.c.topic == want.c.topic,
+            job.c.priority == level.c.priority,
+            is_ready(job),
+            job.c.available_at <= now(),
+            _is_at_or_behind(job, want),
         )
         .order_by(job.c.available_at, job.c.id)
         .limit(want.c.room)
@@ -103,11 +123,50 @@ def _priorities(job: Table, want: Any) -> Any:
         .order_by(ready.c.priority)
         .limit(literal_column("1"))
     )
-    level = select(smallest.correlate(want).scalar_subquery().label("priority")).cte(
-        "level", recursive=True, nesting=True
-    )
+    first = smallest.where(_is_at_or_behind(ready, want)).correlate(want).scalar_subquery()
+    level = select(first.label("priority")).cte("level", recursive=True, nesting=True)
     following = smallest.where(ready.c.priority > level.c.priority).correlate(want, level).scalar_subquery()
     return level.union_all(select(following).where(level.c.priority.is_not(None)))
+
+
+def _is_at_or_behind(job: Any, want: Any) -> ColumnElement[bool]:
+    place = tuple_(want.c.from_priority, want.c.from_instant, want.c.from_id)
+    return tuple_(job.c.priority, job.c.available_at, job.c.id) >= place
+
+
+class Place(NamedTuple):
+    """A place in the order in which a topic's jobs are claimed.
+
+    Attributes:
+        instant: of readiness, in microseconds since 1970.
+    """
+
+    priority: int
+    instant: int
+    id: uuid.UUID
+
+
+def wanted(topic: str, room: int, place: Place | None) -> dict[str, Any]:
+    """What `claim` is to take of a topic: up to `room` jobs, from `place` on or from the start."""
+    if place is None:
+        return {
+            "topic": topic,
+            "room": room,
+            "from_priority": PRIORITIES.start,
+            "from_instant": "-infinity",
+            "from_id": _LEAST_ID,
+        }
+    return {
+        "topic": topic,
+        "room": room,
+        "from_priority": place.priority,
+        "from_instant": (_EPOCH + timedelta(microseconds=place.instant)).isoformat(),
+        "from_id": str(place.id),
+    }
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LEAST_ID = str(uuid.UUID(int=0))
 
 
 @cache
@@ -165,4 +224,5 @@ def returned(job: Table) -> list[ColumnElement[Any]]:
         job.c.priority,
         seconds_since(job.c.available_at).label("waited"),
         job.c.idempotency_key,
+        microseconds(job.c.available_at).label("instant"),
     ]

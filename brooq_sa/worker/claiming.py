@@ -32,6 +32,7 @@ from ..store import Claimed, JobStore
 from .attempts import Assignment, Finished, about
 from .held import Held
 from .pace import Pace
+from .places import Places
 from .slots import Room, Slots
 
 OpenClaim = Callable[[Claimed, Kind, int, float], Claim | AsyncClaim]
@@ -73,6 +74,7 @@ class Claiming:
         self._events = events
         self._open_claim = open_claim
         self._topics = deque(kinds)
+        self._places = Places()
         self._busy_topics = 1
         self._may_hold_unknown = False
 
@@ -84,14 +86,20 @@ class Claiming:
         pause = None
         try:
             want, most = self._wanted(room)
-            claimed = self._ask(want, most) if want else []
+            claimed = self._ask(want, most, asked_at) if want else []
             if claimed:
                 self._begin(claimed, asked_at)
             elif want:
-                pause = self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
+                pause = self._pause()
         finally:
             self._slots.asked(asked_at, pause)
         return 0.0
+
+    def _pause(self) -> float:
+        """Seconds until the next look, after one that found nothing."""
+        interval = self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
+        due_in = self._places.due_in(time.monotonic())
+        return interval if due_in is None else min(interval, due_in)
 
     def _wanted(self, room: Room) -> tuple[dict[str, int], int]:
         """How many jobs to take, by topic and in all.
@@ -104,14 +112,16 @@ class Claiming:
         share = -(-most // self._busy_topics)
         return {topic: min(each, share) for topic, each in by_topic.items() if each > 0}, most
 
-    def _ask(self, want: Mapping[str, int], room: int) -> list[Claimed]:
+    def _ask(self, want: Mapping[str, int], most: int, asked_at: float) -> list[Claimed]:
         if self._may_hold_unknown:
             self._give_unknown_back()
         self._may_hold_unknown = True  # until the answer is here: it may be lost on the way
-        lease = self._settings.lease
+        lease, places = self._settings.lease, self._places.next(asked_at)
         with self._reserved.transaction() as connection:
-            claimed = self._store.claim(connection, want, room=room, worker=self._worker, lease=lease)
+            claimed = self._store.claim(connection, want, room=most, worker=self._worker, lease=lease, places=places)
         self._may_hold_unknown = False
+        now = time.monotonic()
+        self._places.ended(claimed, want, room=most, seconds=now - asked_at, now=now)
         return claimed
 
     def _begin(self, claimed: Sequence[Claimed], asked_at: float) -> None:

@@ -94,7 +94,8 @@ def _lines(node: dict[str, Any], depth: int) -> Iterator[str]:
 def explained(connection: Connection) -> Iterator[list[Plan]]:
     """Gather the plan of each statement that is run on the connection inside the block, in order.
 
-    Each is prepared, explained under the session's `plan_cache_mode`, and rolled back, before it is run for its answer.
+    Each is prepared, explained under the session's `plan_cache_mode`, and rolled back, twice over, before it is run for
+    its answer.
     """
     plans: list[Plan] = []
 
@@ -113,11 +114,12 @@ def _explain(driver: psycopg.Connection[Any], sql: str, parameters: dict[str, An
     with psycopg.ClientCursor(driver) as cursor:
         types = f"({', '.join(_types(driver, values))})" if values else ""
         cursor.execute(f"PREPARE explained{types} AS {numbered}".encode())
-        cursor.execute("SAVEPOINT explained")
         given = f"({', '.join(['%s'] * len(values))})" if values else ""
-        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE explained{given}".encode(), values)
-        [answer] = cursor.fetchone() or [None]
-        cursor.execute("ROLLBACK TO SAVEPOINT explained")
+        for _ in range(2):  # the first run clears away what the tests before it have rolled back
+            cursor.execute("SAVEPOINT explained")
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE explained{given}".encode(), values)
+            [answer] = cursor.fetchone() or [None]
+            cursor.execute("ROLLBACK TO SAVEPOINT explained")
         cursor.execute("DEALLOCATE explained")
     [described] = json.loads(answer) if isinstance(answer, str) else answer
     return Plan(sql, described["Plan"], described["Planning Time"] + described["Execution Time"])

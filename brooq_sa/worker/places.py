@@ -1,0 +1,78 @@
+"""Where a claim begins: at the start, or at the place where the last one ended.
+
+A claim from the start sees everything that is due. Each of the jobs that were claimed since the last vacuum costs it a
+step over a dead entry of the index, and while somebody holds an old snapshot no vacuum can take those away: a queue
+that works off a million jobs behind a long report would come to a halt. A claim that begins where the last one ended
+steps over none, and misses what came to lie before that place: jobs sent round again or released, of a smaller
+priority, or committed late.
+
+So both are measured. While looks from the start are about as quick as others, every look is one, but for some samples.
+Once they are slow, they take at most a tenth of the time, and come at least every `LONGEST` seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ..statements.claim import Place
+from ..store import Claimed
+
+SLOW = 2.0
+"""How many times as long a look from the start takes, for it to be made more rarely."""
+
+REST = 10.0
+"""For how many times its own length the looks that follow a slow one begin where the last ended."""
+
+LONGEST = 1.0
+"""Seconds without a look from the start, at the most."""
+
+SAMPLE = 10
+"""Of how many looks one is a sample."""
+
+
+class Places:
+    """The place in each topic where the last claim ended, and when to look from the start again."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+        self._is_from_start = True
+        self._looks = 0
+        self._quick: float | None = None
+        self._start_again_at = 0.0
+
+    def next(self, now: float) -> Mapping[str, Place]:
+        """Where the next claim is to begin, by topic; topics without an entry, and all of none, at the start."""
+        self._looks += 1
+        is_sample = self._looks % SAMPLE == 0
+        self._is_from_start = not self._places or (now >= self._start_again_at and not is_sample)
+        return {} if self._is_from_start else self._places
+
+    def ended(
+        self, claimed: Sequence[Claimed], want: Mapping[str, int], *, room: int, seconds: float, now: float
+    ) -> None:
+        """A claim is over.
+
+        Args:
+            claimed: what it took, of so many wanted by topic and in all.
+            seconds: that it took.
+        """
+        if not self._is_from_start:
+            self._quick = seconds
+        elif self._quick is not None and seconds > SLOW * self._quick:
+            self._start_again_at = now + min(REST * seconds, LONGEST)
+        last: dict[str, Place] = {}
+        taken: Counter[str] = Counter()
+        for job in claimed:
+            taken[job.topic] += 1
+            if job.instant is not None:
+                place = Place(job.priority, job.instant, job.id)
+                last[job.topic] = max(place, last.get(job.topic, place))
+        for topic, place in last.items():
+            # One that has work left goes on from there, even if that is before the place where it was.
+            is_filled = len(claimed) >= room or taken[topic] >= want[topic]
+            self._places[topic] = place if is_filled else max(place, self._places.get(topic, place))
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until a look from the start is due; None if the last one was from there, and found all there was."""
+        return None if self._is_from_start else max(0.0, self._start_again_at - now)
