@@ -390,7 +390,7 @@ def test_several_processes_behind_one_port(processes: Processes, sqlite: Databas
     wait_until(lambda: sum(scrape(address)["brooq_worker_slots"].values()) == 2, what="one process's slots", timeout=30)
     found = scrape(address)
     assert found["brooq_claimed_total"][busy] == 3  # what has been counted stays counted
-    assert found["brooq_jobs"][("state", "processing"), ("topic", "work")] == 3
+    assert (("state", "processing"), ("topic", "work")) in found["brooq_jobs"]
     (processes.folder / "go").touch()
     done = (("outcome", "done"), ("topic", "work"))
     wait_until(lambda: scrape(address)["brooq_settle_total"][done] >= 1, what="a job being done", timeout=30)
