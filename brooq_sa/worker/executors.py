@@ -40,14 +40,17 @@ class ThreadExecutor:
             RuntimeError: the system gives no more threads. None of them is run.
         """
         with self._lock:
-            while len(self._threads) - self._stuck < self._unfinished + len(assignments):
-                name = f"{self.thread_name}-{len(self._threads)}"
-                thread = threading.Thread(target=self._serve, name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            self._make_threads(self._unfinished + len(assignments))
             self._unfinished += len(assignments)
         for assignment in assignments:
             self._waiting.put(assignment)
+
+    def _make_threads(self, count: int) -> None:
+        while len(self._threads) - self._stuck < count:
+            name = f"{self.thread_name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def replace(self) -> None:
         """One handler is given up: its thread counts no more, and another may be made in its place."""
@@ -84,8 +87,16 @@ class ThreadExecutor:
                     self._retire()
                     return
                 if following is not None:
-                    with self._lock:
-                        self._unfinished += 1
+                    self._keep_on()
+
+    def _keep_on(self) -> None:
+        """This thread goes on with another attempt; what was given it in the meantime may need a thread."""
+        with self._lock:
+            self._unfinished += 1
+            try:
+                self._make_threads(self._unfinished)
+            except RuntimeError:  # it waits for the next thread that is free
+                get_logger().exception("slot_without_thread")
 
     def _run(self, assignment: Assignment) -> Finished:
         return run(assignment, self._redact)

@@ -136,11 +136,12 @@ class Slots:
         """An attempt does not end: its slot is given up, and this outcome is to be written.
 
         Returns:
-            False if it has ended at the last moment, or was given up before: its outcome may not be written yet.
+            False if it has no slot: it waits for one, has ended at the last moment, has gone back or was given up
+            before. Its outcome may not be written yet.
         """
         claim = finished.claim
         with self._lock:
-            if claim._has_ended or claim._is_hung:
+            if claim._has_ended or claim._is_hung or any(each.claim is claim for each in self._waiting):
                 return False
             claim._is_hung = True
             following = self._free(finished)
@@ -152,7 +153,7 @@ class Slots:
     def give_up(self, finished: Iterable[Finished]) -> None:
         """Attempts are not waited for any longer: their outcomes are to be written, though they may still run."""
         with self._lock:
-            self._put_out(list(finished))
+            self._end_without_slot(list(finished))
 
     def give_stale_back(self) -> int:
         """Give back what has waited too long for a slot; how many."""
@@ -179,9 +180,14 @@ class Slots:
 
     def _give_back(self, assignments: Sequence[Assignment]) -> None:
         if assignments:
-            self._put_out([_unstarted(assignment) for assignment in assignments])
+            self._end_without_slot([_unstarted(assignment) for assignment in assignments])
             self._room_came.notify()
             self._grew_quiet.notify_all()
+
+    def _end_without_slot(self, finished: Sequence[Finished]) -> None:
+        for each in finished:
+            each.claim._has_ended = True  # or the watchdog would free a slot for it, if its lease ran out unwritten
+        self._put_out(finished)
 
     def stop_claiming(self) -> None:
         with self._lock:

@@ -125,6 +125,26 @@ class TestThreads:
         assert ended.states(1) == [State.DONE]
         assert ended.queue.empty()
 
+    def test_an_attempt_that_comes_while_a_thread_goes_on(self) -> None:
+        """What is submitted just as a thread is told its next attempt gets a thread, however long that one takes."""
+        ended = Ended()
+        has_come, go_on = threading.Event(), threading.Event()
+        following: list[Assignment] = [assignment(lambda job, claim: go_on.wait(10))]
+
+        def finish(finished: Finished, _executor: Any) -> tuple[bool, Assignment | None]:
+            ended(finished, None)
+            if not following:
+                return False, None
+            executor.submit([assignment(lambda job, claim: has_come.set())])
+            return False, following.pop()
+
+        executor = ThreadExecutor(finish, None)
+        executor.submit([assignment(lambda job, claim: None)])
+        assert has_come.wait(10)
+        go_on.set()
+        assert ended.states(3) == [State.DONE] * 3
+        executor.stop()
+
     def test_stopping_ends_idle_threads(self, ended: Ended) -> None:
         """After a stop no thread is left."""
         executor = ThreadExecutor(ended, None)

@@ -1,0 +1,173 @@
+"""Where claims begin, with times that the test makes up."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import pytest
+
+from brooq_sa.statements.claim import Place
+from brooq_sa.store import Claimed
+from brooq_sa.worker.places import LONGEST, REST, SAMPLE, SLOW, Places
+
+QUICK = 0.001
+
+
+def job(number: int, *, topic: str = "work", priority: int = 0, on_sqlite: bool = False) -> Claimed:
+    instant = None if on_sqlite else 1000 * number
+    return Claimed(uuid.UUID(int=number), topic, "{}", 1, priority, 0.5, None, instant)
+
+
+def place(number: int, priority: int = 0) -> Place:
+    return Place(priority, 1000 * number, uuid.UUID(int=number))
+
+
+class Looking:
+    """A worker that looks again and again; its clock moves by what a look takes.
+
+    Attributes:
+        from_start: when each look from the start began.
+    """
+
+    def __init__(self, *, from_start: float = QUICK, from_place: float = QUICK) -> None:
+        self.places = Places()
+        self.now = 100.0
+        self.takes = {True: from_start, False: from_place}
+        self.from_start: list[float] = []
+        self.looks = 0
+
+    def look(self, claimed: Sequence[Claimed], want: int = 10) -> Mapping[str, Place]:
+        begins = self.places.next(self.now)
+        if not begins:
+            self.from_start.append(self.now)
+        self.looks += 1
+        seconds = self.takes[not begins]
+        self.now += seconds
+        topics = {each.topic for each in claimed} | {"work"}
+        self.places.ended(claimed, dict.fromkeys(topics, want), room=want, seconds=seconds, now=self.now)
+        return begins
+
+    def look_for(self, seconds: float) -> None:
+        """Look all the time, and find a full claim each time, for so many seconds."""
+        number, until = 0, self.now + seconds
+        while self.now < until:
+            self.look([job(number + each) for each in range(10)])
+            number += 10
+
+
+def test_the_first_look_is_from_the_start() -> None:
+    """A worker that has claimed nothing begins at the start, in every topic."""
+    places = Places()
+    assert places.next(0.0) == {}
+    assert places.due_in(0.0) is None
+
+
+def test_while_looks_from_the_start_are_quick() -> None:
+    """Every look is from the start but one of SAMPLE, which measures the other way."""
+    looking = Looking()
+    for number in range(10 * SAMPLE):
+        looking.look([job(number)])
+    assert looking.looks - len(looking.from_start) == 10
+
+
+def test_a_sample_begins_where_the_last_claim_ended() -> None:
+    """It goes on from the last job of each topic; a topic that gave none begins at the start."""
+    looking = Looking()
+    for number in range(SAMPLE - 1):
+        looking.look([job(number), job(50 + number, topic="mail", priority=3)])
+    assert looking.look([]) == {"work": place(SAMPLE - 2), "mail": place(50 + SAMPLE - 2, 3)}
+
+
+def test_once_looks_from_the_start_are_slow() -> None:
+    """They take at most about a tenth of the time."""
+    looking = Looking(from_start=0.03, from_place=0.002)
+    looking.look_for(10.0)
+    spent = 0.03 * len(looking.from_start)
+    assert 0.3 < spent <= 10.0 / (REST + 1) + 0.03 * SAMPLE
+
+
+@pytest.mark.parametrize("from_start", [SLOW * QUICK + QUICK, 0.05, 0.5, 5.0])
+def test_looks_from_the_start_come_at_least_so_often(from_start: float) -> None:
+    """Between the end of one look from the start and the next, LONGEST passes at the most, and one look."""
+    looking = Looking(from_start=from_start, from_place=QUICK)
+    looking.look_for(60.0)
+    gaps = [after - before - from_start for before, after in pairwise(looking.from_start)]
+    assert max(gaps) <= LONGEST + 2 * QUICK + 1e-9
+    assert len(gaps) >= 60 / (from_start + LONGEST + 2 * QUICK) - 2
+
+
+def test_quick_again() -> None:
+    """When the dead entries are gone, every look is from the start again but for the samples."""
+    looking = Looking(from_start=0.5, from_place=QUICK)
+    looking.look_for(10.0)
+    looking.takes[True] = QUICK
+    looking.look_for(LONGEST + 0.1)
+    looks, from_start = looking.looks, len(looking.from_start)
+    for number in range(100):
+        looking.look([job(number)])
+    assert (looking.looks - looks) - (len(looking.from_start) - from_start) == 100 // SAMPLE
+
+
+def test_one_slow_look_before_any_sample() -> None:
+    """Without a look to compare it with, none is slow: the first may have been long for another reason."""
+    looking = Looking(from_start=5.0)
+    looking.look([job(1)])
+    assert looking.look([job(2)]) == {}
+
+
+def test_an_empty_look_from_the_start_was_all_there_is() -> None:
+    """After one, nothing is due before the poll interval."""
+    looking = Looking()
+    looking.look([job(1)])
+    looking.look([])
+    assert looking.places.due_in(looking.now) is None
+
+
+def test_an_empty_look_from_a_place_is_followed_by_one_from_the_start() -> None:
+    """At once if it was a sample; else when the next is due, in LONGEST at the most."""
+    sampling = Looking()
+    for number in range(SAMPLE - 1):
+        sampling.look([job(number)])
+    assert sampling.look([])
+    assert sampling.places.due_in(sampling.now) == 0.0
+    assert sampling.look([]) == {}
+
+    slow = Looking(from_start=5.0)
+    while len(slow.from_start) < SAMPLE or not slow.look([job(7)]):
+        slow.look([job(7)])
+    assert slow.look([])
+    due_in = slow.places.due_in(slow.now)
+    assert due_in is not None
+    assert 0 < due_in <= LONGEST
+    slow.now += due_in
+    begins = [slow.look([]) for _ in range(2)]
+    assert {} in begins  # the second, if the first was a sample
+
+
+def test_a_topic_that_was_worked_off_keeps_its_farthest_place() -> None:
+    """A look from the start that takes a few straggling jobs does not move the place back to the dead entries."""
+    looking = Looking()
+    looking.look([job(number) for number in range(90, 100)])
+    looking.look([job(5)])
+    while not (begins := looking.look([])):
+        pass
+    assert begins == {"work": place(99)}
+
+
+def test_a_topic_with_work_left_goes_on_from_there() -> None:
+    """A claim that is filled with jobs before the place moves it back: more may lie behind them."""
+    looking = Looking()
+    looking.look([job(number) for number in range(90, 100)])
+    looking.look([job(number) for number in range(10)])
+    while not (begins := looking.look([])):
+        pass
+    assert begins == {"work": place(9)}
+
+
+def test_sqlite_has_no_places() -> None:
+    """Its claims tell no instants, and always begin at the start."""
+    looking = Looking(from_start=5.0)
+    for number in range(3 * SAMPLE):
+        assert looking.look([job(number, on_sqlite=True)]) == {}
