@@ -28,6 +28,7 @@ settings.load_profile("brooq")
 MEMORY = Path("/dev/shm")
 ENOUGH = 1 << 30
 FAST = "-c fsync=off -c full_page_writes=off -c synchronous_commit=off -c autovacuum=off -c max_connections=200"
+FAST += " -c max_prepared_transactions=10"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -39,14 +39,17 @@ def blocking_url(text: str) -> URL:
 
 
 @contextmanager
-def opened(text: str) -> Iterator[Engine]:
+def opened(text: str, *, wal: bool = True) -> Iterator[Engine]:
     """An engine, set up for jobs if it is on SQLite; what the database refuses inside becomes the command's error.
+
+    Args:
+        wal: whether to put a SQLite file into WAL mode.
 
     Raises:
         click.BadParameter: it is no URL of a database that jobs live in.
         Failure: the database refused, or its SQLite file is not there.
     """
-    engine = _engine(readable_url(text))
+    engine = _engine(readable_url(text), wal)
     try:
         yield engine
     except SQLAlchemyError as error:
@@ -96,7 +99,7 @@ def readable_url(text: str, hint: str = "--url") -> URL:
     return url
 
 
-def _engine(url: URL) -> Engine:
+def _engine(url: URL, wal: bool) -> Engine:
     from brooq_sa import sqlite
 
     if url.get_backend_name() == "sqlite":
@@ -105,7 +108,7 @@ def _engine(url: URL) -> Engine:
         engine = _created(url)
     except (ArgumentError, NoSuchModuleError, ImportError, TypeError, ValueError) as error:
         raise click.BadParameter(f"{error}. {EXAMPLES}", param_hint="--url") from error
-    configured: Any = sqlite.configure(engine) if engine.dialect.name == "sqlite" else engine
+    configured: Any = sqlite.configure(engine, wal=wal) if engine.dialect.name == "sqlite" else engine
     return configured  # type: ignore[no-any-return]
 
 
