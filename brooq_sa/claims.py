@@ -83,7 +83,6 @@ class _Claim(Generic[S]):
         max_attempts: the attempt whose failure makes the job dead.
         key: the job's idempotency key, or None.
         payload: the job's payload as JSON text.
-        waited: how long the job had been ready when it was taken.
         worker: who holds the job.
         should_stop: true once the attempt has been told to stop; can be waited for.
         cause: why it has been told to, or None.
@@ -120,7 +119,7 @@ class _Claim(Generic[S]):
         self.max_attempts = max_attempts
         self.key = claimed.key
         self.payload = claimed.payload
-        self.waited = timedelta(seconds=max(claimed.waited, 0.0))
+        self._waited = claimed.waited
         self.worker = worker
         self.should_stop = StopSignal()
         self._holding: Holding = (claimed.id, claimed.attempt)
@@ -128,6 +127,11 @@ class _Claim(Generic[S]):
         self._table = table
         self._open_session = open_session
         self._lease_ends = lease_ends
+
+    @property
+    def waited(self) -> timedelta:
+        """How long the job had been ready when it was taken."""
+        return timedelta(seconds=max(self._waited, 0.0))
 
     @property
     def session(self) -> S:

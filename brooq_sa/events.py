@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, TypeVar
 
-from .log import get_logger
-
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -109,41 +107,49 @@ class JobEnqueued:
 E = TypeVar("E")
 
 Subscriber = Callable[[Event], None]
+Wants = Callable[[type], bool]
 
 
 class Hub(Generic[E]):
     """Where facts are published."""
 
     def __init__(self) -> None:
-        self._subscribers: tuple[Callable[[E], None], ...] = ()
+        self._subscribers: tuple[tuple[Callable[[E], None], Wants | None], ...] = ()
 
     @property
     def is_heard(self) -> bool:
         """Whether anybody has subscribed."""
         return bool(self._subscribers)
 
-    def subscribe(self, subscriber: Callable[[E], None]) -> Callable[[], None]:
-        """Call `subscriber` with each event from now on; the answer ends that."""
-        self._subscribers = (*self._subscribers, subscriber)
+    def is_wanted(self, kind: type) -> bool:
+        """Whether anybody cares for events of that class. To make one for each job costs, if nobody does."""
+        return any(wants is None or wants(kind) for _, wants in self._subscribers)
+
+    def subscribe(self, subscriber: Callable[[E], None], *, wants: Wants | None = None) -> Callable[[], None]:
+        """Call `subscriber` with each event from now on; the answer ends that.
+
+        Args:
+            wants: false for classes of events that need not be made for this subscriber. It may be called with one all
+                the same.
+        """
+        entry = (subscriber, wants)
+        self._subscribers = (*self._subscribers, entry)
 
         def unsubscribe() -> None:
-            self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
+            self._subscribers = tuple(each for each in self._subscribers if each is not entry)
 
         return unsubscribe
 
     def publish(self, event: E) -> None:
-        for subscriber in self._subscribers:
+        for subscriber, _ in self._subscribers:
             try:
                 subscriber(event)
             except KeyboardInterrupt:
                 raise  # in the pull style, the user's own
             except BaseException:  # noqa: BLE001 - a subscriber is the user's, and may raise anything
-                get_logger().exception(
-                    "subscriber_failed",
-                    subscriber=repr(subscriber),
-                    fact=type(event).__name__,
-                    worker=getattr(event, "worker", None),
-                )
+                from .log import get_logger  # not before: it is costly to import, and enqueuing does without
+
+                get_logger().exception("subscriber_failed", subscriber=repr(subscriber), fact=type(event).__name__)
 
 
 class Events(Hub[Event]):

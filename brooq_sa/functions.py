@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, DateTime, Float, Integer, Text, Uuid
+from sqlalchemy import BigInteger, DateTime, Float, Integer, Text, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.ext.compiler import compiles
@@ -74,17 +74,17 @@ class Payload(TypeDecorator[Any]):
 
 
 class IdArray(TypeDecorator[Sequence[uuid.UUID]]):
-    """Many ids as one parameter: ``uuid[]`` on PostgreSQL, a JSON list on SQLite."""
+    """Many ids as one parameter, for `one_of`: an array's text form on PostgreSQL, a JSON list on SQLite.
+
+    As a list of values psycopg would turn each into text by itself, at four times the cost.
+    """
 
     impl = Text
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(Text() if is_sqlite(dialect) else ARRAY(Uuid()))
-
-    def process_bind_param(self, value: Sequence[uuid.UUID] | None, dialect: Dialect) -> Any:
-        ids = list(value or ())
-        return json.dumps([each.hex for each in ids]) if is_sqlite(dialect) else ids
+    def process_bind_param(self, value: Sequence[uuid.UUID] | None, dialect: Dialect) -> str:
+        ids = [each.hex for each in value or ()]
+        return json.dumps(ids) if is_sqlite(dialect) else f"{{{','.join(ids)}}}"
 
 
 class ById(TypeDecorator[Mapping[uuid.UUID, Mapping[str, Any]]]):
@@ -194,7 +194,7 @@ class one_of(_Condition):
 @compiles(one_of)
 def _one_of(element: one_of, compiler: SQLCompiler, **kw: Any) -> str:
     column, ids = element.clauses
-    return f"{compiler.process(column, **kw)} = ANY ({compiler.process(ids, **kw)})"
+    return f"{compiler.process(column, **kw)} = ANY (CAST({compiler.process(ids, **kw)} AS UUID[]))"
 
 
 @compiles(one_of, "sqlite")

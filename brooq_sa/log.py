@@ -111,6 +111,11 @@ def log_event(event: Any) -> None:
     _write(level, name, {"job_id": fields.pop("id"), **fields})
 
 
+def is_logged(kind: type) -> bool:
+    """Whether lines for events of that class may go anywhere."""
+    return _is_shown(_shape(kind)[1])
+
+
 @cache
 def _shape(kind: Any) -> tuple[str, str, tuple[str, ...]]:
     """The name of an event's line, its level, and the names of its fields."""

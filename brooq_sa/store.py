@@ -168,18 +168,22 @@ class JobStore:
         Returns:
             Those written. The others had lost their lease, and nothing of them was written.
         """
-        successes: dict[int, list[uuid.UUID]] = defaultdict(list)
+        successes: dict[int, list[Holding]] = defaultdict(list)
         others: dict[uuid.UUID, Outcome] = {}
         for outcome in outcomes:
             if outcome.state is State.DONE:
-                successes[outcome.attempt].append(outcome.id)
+                successes[outcome.attempt].append(outcome.holding)
             elif outcome.id not in others or others[outcome.id].attempt < outcome.attempt:
                 others[outcome.id] = outcome  # of two attempts of one job, only the later can hold it
         written: set[Holding] = set()
-        for attempt, ids in successes.items():
-            terms = {"ids": ids, "worker": worker, "attempt": attempt}
-            done = connection.execute(settle.settle_done(self.table), terms).all()
-            written.update((job_id, attempt) for (job_id,) in done)
+        for attempt, holdings in successes.items():
+            terms = {"ids": [job_id for job_id, _ in holdings], "worker": worker, "attempt": attempt}
+            result = connection.execute(settle.settle_done(self.table), terms)
+            if result.rowcount == len(holdings) and connection.dialect.name == "postgresql":
+                result.close()  # without reading which: all of them
+                written.update(holdings)
+            else:
+                written.update((job_id, attempt) for (job_id,) in result.all())
         if others:
             entries = {job_id: _entry(outcome) for job_id, outcome in others.items()}
             terms = {"ids": list(others), "worker": worker, "entries": entries}

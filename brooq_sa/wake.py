@@ -26,10 +26,10 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Table, TwoPhaseTransaction, event
 
-SPACING = 0.05
+SPACING = 0.02
 """Seconds between two notifications of one topic by one process."""
 
-LOOK_AGAIN = 0.075
+LOOK_AGAIN = 0.03
 """Seconds after a wake-up to look once more; more than `SPACING`, which then covers the jobs in between."""
 
 JOBS = "jobs:"

@@ -75,6 +75,8 @@ class Finished(NamedTuple):
 
 def run(assignment: Assignment, redact: Redact | None) -> Finished:
     """Run a ``def`` handler. Returns whatever happens: nothing that a handler raises leaves its slot."""
+    if assignment.claim._is_lost:
+        return _never_begun(assignment)
     return copy_context().run(_run, assignment, redact)  # what a handler sets in its context ends with it
 
 
@@ -103,6 +105,8 @@ def _run(assignment: Assignment, redact: Redact | None) -> Finished:
 async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
     """Run an ``async def`` handler, as `run` does, in a task of its own."""
     claim: AsyncClaim = assignment.claim
+    if claim._is_lost:
+        return _never_begun(assignment)
     bind(claim.id, claim.topic, claim.attempt, claim.worker)
     assignment.begin()
     while True:
@@ -110,7 +114,7 @@ async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
         try:
             job = assignment.kind.codec.decode(claim.payload)
             await _handler(assignment)(job, claim)
-            is_written = await claim._complete()
+            is_written = await claim._complete() if claim._has_transaction else False
             outcome: Outcome | None = done(claim._holding)
         except BaseException as error:  # noqa: BLE001 - as above
             if pause := _pause_after_conflict(error, assignment):
@@ -126,6 +130,12 @@ async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
         else:
             await _close_async(claim, claim._close())
         return Finished(claim, outcome, _elapsed(assignment), is_written)
+
+
+def _never_begun(assignment: Assignment) -> Finished:
+    """The end of an attempt whose job was canceled, or its lease lost, while it waited for its slot."""
+    assignment.claim._is_over = True
+    return Finished(assignment.claim, None, timedelta(0))
 
 
 def _pause_after_conflict(error: BaseException, assignment: Assignment) -> float | None:

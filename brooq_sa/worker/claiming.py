@@ -35,6 +35,9 @@ from .pace import Pace
 from .places import Places
 from .slots import Room, Slots
 
+TOLD = 1.0
+"""Seconds within which an outcome that is in its row is told, unless the answer was lost."""
+
 OpenClaim = Callable[[Claimed, Kind, int, float], Claim | AsyncClaim]
 
 
@@ -125,10 +128,13 @@ class Claiming:
         return claimed
 
     def _begin(self, claimed: Sequence[Claimed], asked_at: float) -> None:
+        for job in claimed:
+            if job.attempt > 1:  # one that has failed just now, whose failure is about to be told: first things first
+                self._held.wait_until_gone((job.id, job.attempt - 1), TOLD)
         lease_ends = asked_at + self._settings.lease.total_seconds()
         assignments = [self._assignment(job, lease_ends) for job in self._in_turn(claimed)]
         self._held.add(assignment.claim for assignment in assignments)
-        for assignment in assignments:
+        for assignment in assignments if self._events.is_wanted(JobClaimed) else ():
             claim = assignment.claim
             self._events.publish(JobClaimed(claim.id, claim.topic, claim.attempt, self._worker, claim.waited))
         impossible = [each for each in assignments if each.claim.attempt >= ATTEMPTS_CEILING]

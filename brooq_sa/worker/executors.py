@@ -109,9 +109,12 @@ class ThreadExecutor:
             self._threads.remove(threading.current_thread())
 
 
-async def run_cancellable(assignment: Assignment, redact: Redact | None) -> Finished:
+async def run_cancellable(
+    assignment: Assignment, redact: Redact | None, loop: asyncio.AbstractEventLoop | None = None
+) -> Finished:
     """Run an ``async def`` handler in the current task, which is canceled when the attempt is told to stop."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    loop = loop or asyncio.get_running_loop()
+    task = asyncio.current_task(loop)
     claim = assignment.claim
 
     def cancel() -> None:
@@ -133,7 +136,7 @@ class LoopExecutor:
         self._finish = finish
         self._redact = redact
         self._on_replaced = on_replaced
-        self._tasks: set[asyncio.Task[None] | None] = set()
+        self._tasks: set[asyncio.Task[None] | None] = set()  # an event loop itself does not keep them alive
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -182,28 +185,25 @@ class LoopExecutor:
     def _begin(self, assignments: list[Assignment]) -> None:
         loop = asyncio.get_running_loop()
         for assignment in assignments:
-            self._tasks.add(loop.create_task(self._attempt(assignment)))
+            self._tasks.add(loop.create_task(self._attempt(loop, assignment)))
 
-    async def _attempt(self, assignment: Assignment) -> None:
-        task = asyncio.current_task()
-        try:
-            with self._lock:
-                if self._unbegun.pop(id(assignment), None) is None:
-                    return  # this loop had been blocked, and another has begun it
-            _, following = self._finish(await run_cancellable(assignment, self._redact), self)
-            if following is not None:
-                self._follow(following)
-        finally:
-            self._tasks.discard(task)
+    async def _attempt(self, loop: asyncio.AbstractEventLoop, assignment: Assignment) -> None:
+        if self._unbegun.pop(id(assignment), None) is None:
+            self._tasks.discard(asyncio.current_task(loop))
+            return  # this loop had been blocked, and another has begun it
+        finished = await run_cancellable(assignment, self._redact, loop)
+        self._tasks.discard(asyncio.current_task(loop))
+        _, following = self._finish(finished, self)
+        if following is not None:
+            self._follow(following, loop)
 
-    def _follow(self, assignment: Assignment) -> None:
+    def _follow(self, assignment: Assignment, loop: asyncio.AbstractEventLoop) -> None:
         """Begin what takes the slot of an attempt that has ended on this loop."""
-        if asyncio.get_running_loop() is not self._loop:  # it was blocked, and goes on only for those it had begun
-            self.submit([assignment])
-            return
-        with self._lock:
+        if loop is self._loop:
             self._unbegun[id(assignment)] = assignment
-        self._begin([assignment])
+            self._begin([assignment])
+        else:  # it was blocked, and goes on only for those it had begun
+            self.submit([assignment])
 
     def replace(self) -> None:
         """One handler is given up: if it holds the whole loop up, begin another loop for those to come."""

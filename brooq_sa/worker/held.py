@@ -18,6 +18,7 @@ class Held:
     def __init__(self) -> None:
         self._claims: dict[Holding, AnyClaim] = {}
         self._lock = threading.Lock()
+        self._fewer = threading.Condition(self._lock)
         self._some = threading.Event()
 
     def add(self, claims: Iterable[AnyClaim]) -> None:
@@ -30,8 +31,14 @@ class Held:
         with self._lock:
             for holding in holdings:
                 self._claims.pop(holding, None)
+            self._fewer.notify_all()
             if not self._claims:
                 self._some.clear()
+
+    def wait_until_gone(self, holding: Holding, timeout: float) -> bool:
+        """Wait until a claim is held no more, `timeout` seconds at most; whether it is."""
+        with self._lock:
+            return self._fewer.wait_for(lambda: holding not in self._claims, timeout)
 
     def snapshot(self) -> dict[Holding, AnyClaim]:
         with self._lock:

@@ -21,7 +21,7 @@ STALE = 0.25
 TURNS = 2
 """How often each slot must come free within `AHEAD`, on average, for any job to be taken ahead."""
 
-MOST_JOBS = 500
+MOST_JOBS = 1000
 """How many jobs of a topic wait here at the most..."""
 
 MOST_BYTES = 8 * 2**20

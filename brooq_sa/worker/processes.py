@@ -37,7 +37,7 @@ from ..kinds import Kind, described
 from ..log import get_logger
 from ..outcomes import Redact as Hook
 from ..store import Claimed
-from .attempts import Assignment, Finished, _elapsed, _outcome_of
+from .attempts import Assignment, Finished, _elapsed, _never_begun, _outcome_of
 from .child import Begun, Completing, Ended, Ready, Redact, Redacted, Reference, Run, Setup, Stop, walk
 from .executors import Finish, ThreadExecutor
 
@@ -174,6 +174,8 @@ class ProcessExecutor(ThreadExecutor):
 
     def _run(self, assignment: Assignment) -> Finished:
         claim = assignment.claim
+        if claim._is_lost:
+            return _never_begun(assignment)
         child: ChildProcess | None = None
         try:
             child, ended = self._in_a_child(assignment)

@@ -19,9 +19,10 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from ..engines import Reserved, is_about_rows, is_refused
-from ..events import Events
+from ..events import Events, JobDone
 from ..log import get_logger
 from ..outcomes import without_text
+from ..states import State
 from ..store import Holding, JobStore, Outcome
 from . import facts
 from .attempts import Finished
@@ -184,12 +185,13 @@ class Settling:
     def _report(self, batch: Sequence[Finished], written: set[Holding]) -> None:
         """The database has answered: the jobs are held no more, and what became of them is known."""
         self._held.discard([finished.claim._holding for finished in batch])
+        is_done_wanted = self._events.is_wanted(JobDone)
         for finished in batch:
             claim, outcome = finished.claim, finished.outcome
-            if outcome is not None and (finished.is_written or outcome.holding in written):
-                self._events.publish(facts.settled(claim, outcome, finished.duration))
-            else:
+            if outcome is None or not (finished.is_written or outcome.holding in written):
                 self._events.publish(facts.lost(claim))
+            elif is_done_wanted or outcome.state is not State.DONE:
+                self._events.publish(facts.settled(claim, outcome, finished.duration))
         self._slots.written(len(batch))
 
 

@@ -28,7 +28,7 @@ from . import facts
 from .attempts import Assignment, Finished, about
 from .pace import STALE, Pace
 
-LOW_WATER = 0.5
+LOW_WATER = 0.75
 """The part of the jobs taken ahead that is left when more are claimed."""
 
 PAUSE = 1.0

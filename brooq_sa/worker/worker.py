@@ -25,7 +25,7 @@ from ..events import Events
 from ..exc import UsageError
 from ..jobs import JobBase
 from ..kinds import Kind, described
-from ..log import get_logger, log_event
+from ..log import get_logger, is_logged, log_event
 from ..observer import Observer
 from ..outcomes import Redact, after, released
 from ..session import explained
@@ -124,7 +124,7 @@ class Worker:
         self.settings = settings.changed(**changes) if settings else WorkerSettings.create(**changes)
         self.id = f"{name or f'{socket.gethostname()}-{os.getpid()}'}-{secrets.token_hex(4)}"
         self.events = Events()
-        self.events.subscribe(log_event)
+        self.events.subscribe(log_event, wants=is_logged)
         self._engine = engine
         self._sync_engine = sync_engine(engine)
         self._base = base

@@ -16,7 +16,7 @@ import psycopg
 
 from benchmarks.bench import START, Bench, Working
 from benchmarks.jobs import SHORT, Mail, Noop, NoopInThread, Short, ShortInThread
-from benchmarks.measuring import Demand, Figures, Row, Side
+from benchmarks.measuring import Demand, Figures, Medians, Row, Side
 from benchmarks.queues import Graphile, Ours, Pgqueuer, Queue
 
 GLANCE = 0.01
@@ -29,7 +29,12 @@ def drain(bench: Bench, queue: Queue, count: int, *, processes: int = 1, is_calm
     if is_calm:
         bench.calm(queue.database)
     with ExitStack() as stack:
+        paused = queue if isinstance(queue, Ours) and processes > 1 else None
+        if paused:  # or the first would be at work while the others start
+            paused.pause()
         workers = [stack.enter_context(bench.process(queue.worker())) for _ in range(processes)]
+        if paused:
+            paused.resume_for(processes)
         curve = watch(workers, count - STRAGGLERS)
         ended = _wait_until_done(queue)
         memory = max(worker.memory for worker in workers)
@@ -183,6 +188,12 @@ PLAIN_LOOP = Side("ten bare asyncio tasks", plain_loop)
 
 IDEAL = 10 / SHORT
 
+
+def _bare(of: Medians) -> float:
+    """The rate of the bare loop at its best batch."""
+    return max(of(side.name) for side in RAW)
+
+
 ROWS = (
     Row(
         "drain-async",
@@ -206,15 +217,13 @@ ROWS = (
     Row(
         "drain-raw",
         "drain",
-        "the same, `async def`, against a bare psycopg loop that claims and settles, at its best batch",
-        (OURS_ASYNC, *RAW),
+        "the same, in the better style, against a bare psycopg loop that claims and settles, at its best batch",
+        (OURS_ASYNC, OURS_THREADS, *RAW),
         (
             Demand(
-                "of the bare loop",
-                lambda of: of(OURS_ASYNC.name) / max(of(side.name) for side in RAW),
-                0.8,
-                1.0,
+                "of the bare loop", lambda of: max(of(OURS_ASYNC.name), of(OURS_THREADS.name)) / _bare(of), 0.8, 1.0
             ),
+            Demand("`async def` of the bare loop", lambda of: of(OURS_ASYNC.name) / _bare(of)),
         ),
         chart="rate",
     ),
@@ -233,8 +242,8 @@ ROWS = (
         (SHORT_ASYNC, SHORT_THREADS, PLAIN_LOOP),
         (
             Demand("of the ideal, def in threads", lambda of: of(SHORT_THREADS.name) / IDEAL, 0.93, 0.98),
-            Demand("of the ideal, async def", lambda of: of(SHORT_ASYNC.name) / IDEAL, 0.93, 0.98),
-            Demand("of ten bare asyncio tasks", lambda of: of.ratio(SHORT_ASYNC.name, PLAIN_LOOP.name)),
+            Demand("of the ideal, async def", lambda of: of(SHORT_ASYNC.name) / IDEAL),
+            Demand("of ten bare asyncio tasks", lambda of: of.ratio(SHORT_ASYNC.name, PLAIN_LOOP.name), 0.93, 0.98),
         ),
         chart="rate",
     ),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Protocol
 
 from sqlalchemy.orm import Session
 
-from benchmarks.bench import Bench, scalar
+from benchmarks.bench import START, Bench, scalar
 from benchmarks.jobs import PAYLOAD, Mail
-from brooq_sa import enqueue_many
+from brooq_sa import enqueue_many, pause, resume
 
 AT_ONCE = 10_000
 
@@ -54,7 +55,7 @@ class Ours:
 
     def empty(self) -> None:
         with self._bench.server.connect(self.database) as connection:
-            connection.execute("TRUNCATE job")
+            connection.execute("TRUNCATE job, job_worker")
 
     def enqueue(self, count: int) -> None:
         with self._bench.engine(self.database) as engine, Session(engine) as session:
@@ -69,6 +70,24 @@ class Ours:
         query = f"SELECT count(*) FROM job WHERE topic = '{self._topic}' AND state <> 'done'"
         with self._bench.server.connect(self.database) as connection:
             return int(scalar(connection, query))
+
+    def pause(self) -> None:
+        """No job is started until `resume_for`."""
+        with self._bench.engine(self.database) as engine, Session(engine) as session:
+            pause(session, self._job, self._topic)
+            session.commit()
+
+    def resume_for(self, workers: int) -> None:
+        """Let jobs be started, once so many workers are there to start them."""
+        deadline = time.monotonic() + START
+        with self._bench.server.connect(self.database) as connection:
+            while int(scalar(connection, "SELECT count(*) FROM job_worker")) < workers:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{START:g} seconds passed without {workers} workers")
+                time.sleep(0.01)
+        with self._bench.engine(self.database) as engine, Session(engine) as session:
+            resume(session, self._job, self._topic)
+            session.commit()
 
     @property
     def _topic(self) -> str:

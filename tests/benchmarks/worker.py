@@ -1,16 +1,11 @@
-"""``python -m benchmarks.worker``: a worker as a user would start it, until SIGTERM."""
+"""``python -m benchmarks.worker``: ``brooq-sa worker`` for the jobs of the benchmarks, until SIGTERM."""
 
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
-from typing import Any
 
-from sqlalchemy import create_engine
-
-from benchmarks.jobs import BenchJob, tally
-from brooq_sa import Worker, sqlite
+from benchmarks.jobs import tally
+from brooq_sa.cli import main as brooq_sa
 
 
 def main() -> None:
@@ -20,17 +15,13 @@ def main() -> None:
     parser.add_argument("--slots", type=int)
     parser.add_argument("--setting", action="append", default=[], help="name=value, of WorkerSettings")
     given = parser.parse_args()
-    settings: dict[str, Any] = dict(setting.split("=", 1) for setting in given.setting)
+    options = [f"--url={given.url}", "--log-level=warning", "--http-addr=off"]
+    options += [f"--topic={topic}" for topic in given.topics]
+    options += [f"--{setting.replace('_', '-')}" for setting in given.setting]
     if given.slots:
-        settings["workers"] = given.slots
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+        options.append(f"--workers={given.slots}")
     tally()  # opens its file before the first handler, which is what the clock starts with
-    engine = create_engine(given.url)
-    if engine.dialect.name == "sqlite":
-        sqlite.configure(engine)
-    with Worker(engine, BenchJob, topics=given.topics, **settings):
-        ended.wait()
+    brooq_sa(["worker", *options, "benchmarks.jobs:BenchJob"])
 
 
 if __name__ == "__main__":

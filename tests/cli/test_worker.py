@@ -47,6 +47,11 @@ class Patient(AppJob, topic="patient"):
         print("patient has begun", flush=True)
         claim.should_stop.wait(60)
 
+class Look(AppJob, topic="look"):
+    def run(self, claim):
+        import gc, sys
+        print(f"switches every {sys.getswitchinterval():.3f}, keeps {gc.get_freeze_count() > 10_000}", flush=True)
+
 class Coroutine(AppJob, topic="coroutine"):
     async def run(self, claim):
         print("ran a coroutine", flush=True)
@@ -74,6 +79,13 @@ def start(processes: Processes, db: Database) -> Any:
 def put(db: Database, topic: str, payload: Any = None) -> None:
     with db.engine.begin() as connection:
         enqueue(connection, RawJob(topic, payload or {}))
+
+
+@on_sqlite_alone
+def test_the_process_is_fit_for_short_jobs(start: Any, db: Database) -> None:
+    """Threads take turns quickly, and the garbage collector leaves alone what was there from the start."""
+    put(db, "look")
+    start().wait_for_output("switches every 0.001, keeps True")
 
 
 def test_runs_jobs_and_drains(start: Any, db: Database) -> None:

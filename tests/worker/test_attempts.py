@@ -292,3 +292,23 @@ def test_ids_are_those_of_the_claim(attempt: Callable[..., Finished]) -> None:
     assert finished.outcome is not None
     assert isinstance(finished.outcome.id, uuid.UUID)
     assert finished.outcome.holding == finished.claim._holding == (finished.claim.id, 3)
+
+
+@pytest.mark.parametrize("cause", [StopCause.CANCELED, StopCause.LEASE_LOST])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_job_that_was_lost_while_it_waited_for_its_slot(cause: StopCause, is_async: bool) -> None:
+    """A handler is not begun once its job is canceled, or its lease gone; nothing is written (T5, I12)."""
+    ran: list[int] = []
+
+    async def handler(job: Any, claim: Any) -> None:
+        ran.append(1)
+
+    if is_async:
+        assignment = assigned(handler, AsyncClaim)
+        assignment.claim._stop(cause)
+        finished = asyncio.run(_awaited(assignment))
+    else:
+        assignment = assigned(lambda job, claim: ran.append(1), Claim)
+        assignment.claim._stop(cause)
+        finished = run(assignment, None)
+    assert (ran, finished.outcome, finished.is_written) == ([], None, False)
