@@ -21,6 +21,7 @@ GROUPS = {
         "show": ("look", "Show the whole row of one job."),
         "why": ("why", "Say why a job is where it is: what it waits for, who has it, or how it ended."),
         "stats": ("look", "Show how many jobs each topic has in each state."),
+        "top": ("top", "Show topics, live workers and running jobs on a screen that keeps itself up to date."),
         "doctor": ("doctor", "Look for what may be wrong with the queue and its database, and say what to do."),
         "cancel": ("operate", "Cancel jobs, waiting or running."),
         "retry": ("operate", "Send failed, dead or canceled jobs round again, now."),
