@@ -3,7 +3,8 @@
 ============ =================================================== ===============
 thread       what it does                                        its connection
 ============ =================================================== ===============
-conversation settles what has ended, claims for free slots       reserved
+claiming     takes jobs for free slots, and ahead of them        reserved
+settling     writes the outcomes of what has ended               reserved
 heartbeat    renews the leases of all held jobs                  reserved
 upkeep       reaps, deletes what retention lets go               reserved
 watchdog     tells attempts that are out of time to stop         none

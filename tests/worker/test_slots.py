@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,7 +160,7 @@ class TestRunning:
                 if assignment is not None:
                     begun.append(assignment)
 
-        for thread in [bench.begins(lambda first=first: serve(first)) for first in queue[:2]]:
+        for thread in [bench.begins(partial(serve, first)) for first in queue[:2]]:
             thread.result(10)
         assert sorted(map(id, begun)) == sorted(map(id, queue))
         assert len(bench.slots.wait_for_outcomes(0.0)) == 400
