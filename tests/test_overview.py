@@ -5,12 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from brooq_sa import RawJob, enqueue
+from brooq_sa.depths import COUNTED
 from brooq_sa.overview import Overview, overview
 from brooq_sa.statements import presence
 from brooq_sa.states import State
 from brooq_sa.store import JobStore, Outcome
 from databases import JOB, Database
+from plans.explaining import explained
 
 STORE = JobStore(JOB)
 
@@ -90,13 +94,19 @@ def test_workers(db: Database) -> None:
     assert (worker.id, worker.slots, worker.running, worker.topics) == ("here", 4, 3, ["mail"])
 
 
-def test_a_look_is_bounded(pg: Database) -> None:
-    """Whatever lies in the table, a look goes by indexes and lists a bounded number of jobs."""
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_a_look_is_bounded(pg: Database, is_analyzed: bool) -> None:
+    """Whatever lies in the table, no statement of a look reads all of it, and a bounded number of jobs is listed."""
     pg.execute(
-        "INSERT INTO job (topic, payload, state, updated_at) SELECT 'mail', '1', 'dead', now() - n * interval '1 s'"
-        " FROM generate_series(1, 3000) AS n"
+        "INSERT INTO job (topic, payload, state, updated_at)"
+        " SELECT 'mail', '1', (ARRAY['dead', 'pending'])[1 + n % 2], now() - n * interval '1 s'"
+        " FROM generate_series(1, 40000) AS n"
     )
-    now = seen(pg)
+    if is_analyzed:
+        pg.execute("ANALYZE job")
+    with pg.engine.connect() as connection, explained(connection) as plans:
+        now = overview(connection, JOB)
     assert len(now.troubled) == 50
     assert [each.seconds for each in now.troubled] == sorted(each.seconds for each in now.troubled)
     assert now.topics[0].rate <= 1
+    assert [str(plan) for plan in plans if plan.rows_read > 2 * COUNTED] == []

@@ -23,6 +23,10 @@ UNSEEN = (DENIED, MISSING, GIVEN_UP, READ_ONLY)
 """SQLSTATEs after which a check could not see, and the others can."""
 
 
+_POSTGRESQL, _SQLITE = ("postgresql",), ("sqlite",)
+_BOTH = (*_POSTGRESQL, *_SQLITE)
+
+
 class Check(NamedTuple):
     """A check.
 
@@ -30,35 +34,47 @@ class Check(NamedTuple):
         run: yields what it finds.
         good: what is so if it finds nothing.
         databases: to which it applies.
+        needs_tables: whether it is left out where there is no job table, which the first check tells.
     """
 
     name: str
     run: Callable[[Look], Iterator[Finding]]
     good: str
-    databases: tuple[str, ...] = ("postgresql", "sqlite")
+    databases: tuple[str, ...] = _BOTH
+    needs_tables: bool = True
 
-
-_POSTGRESQL, _SQLITE = ("postgresql",), ("sqlite",)
 
 CHECKS = (
-    Check("schema", tables.schema, "The tables are as migrated."),
+    Check("schema", tables.schema, "The tables are as migrated.", needs_tables=False),
     Check("indexes", tables.indexes, "All indexes are there and valid."),
-    Check("journal", file.journal, "The file is in WAL mode.", _SQLITE),
-    Check("setup", file.setup, "The engine is set up for jobs.", _SQLITE),
+    Check("journal", file.journal, "The file is in WAL mode.", _SQLITE, needs_tables=False),
+    Check("setup", file.setup, "The engine is set up for jobs.", _SQLITE, needs_tables=False),
     Check("grants", tables.grants, "This role may do all that a worker does.", _POSTGRESQL),
-    Check("visibility", server.visibility, "This role is told what all sessions do.", _POSTGRESQL),
+    Check("visibility", server.visibility, "This role is told what all sessions do.", _POSTGRESQL, needs_tables=False),
     Check("claim plan", tables.claim_plan, "A claim goes by the index on ready jobs.", _POSTGRESQL),
     Check("statistics", tables.statistics, "The planner's statistics are near the truth.", _POSTGRESQL),
     Check("bloat", server.bloat, "Few rows are dead.", _POSTGRESQL),
     Check("autovacuum", server.autovacuum, "Autovacuum is on and keeps up.", _POSTGRESQL),
-    Check("transactions", server.transactions, "No transaction is open for long.", _POSTGRESQL),
-    Check("prepared", server.prepared, "No prepared transaction is left over.", _POSTGRESQL),
-    Check("slots", server.slots, "No replication slot holds anything back.", _POSTGRESQL),
-    Check("isolation", server.isolation, "Transactions are READ COMMITTED by default, and may write.", _POSTGRESQL),
-    Check("pooler", server.pooler, "No pooler is in between.", _POSTGRESQL),
-    Check("prepared statements", server.prepared_statements, "Prepared statements are where they belong.", _POSTGRESQL),
+    Check("transactions", server.transactions, "No transaction is open for long.", _POSTGRESQL, needs_tables=False),
+    Check("prepared", server.prepared, "No prepared transaction is left over.", _POSTGRESQL, needs_tables=False),
+    Check("slots", server.slots, "No replication slot holds anything back.", _POSTGRESQL, needs_tables=False),
+    Check(
+        "isolation",
+        server.isolation,
+        "Transactions are READ COMMITTED by default, and may write.",
+        _POSTGRESQL,
+        needs_tables=False,
+    ),
+    Check("pooler", server.pooler, "No pooler is in between.", _POSTGRESQL, needs_tables=False),
+    Check(
+        "prepared statements",
+        server.prepared_statements,
+        "Prepared statements are where they belong.",
+        _POSTGRESQL,
+        needs_tables=False,
+    ),
     Check("connections", server.connections, "There are connections enough for the live workers.", _POSTGRESQL),
-    Check("clock", jobs.clock, "The clocks of this host and of the database agree."),
+    Check("clock", jobs.clock, "The clocks of this host and of the database agree.", needs_tables=False),
     Check("unserved", jobs.unserved, "Every topic with ready jobs is served, or paused."),
     Check("paused", jobs.paused, "No topic is paused."),
     Check("leases", jobs.leases, "No lease has run out unreaped."),
@@ -86,8 +102,10 @@ def examine(
         sqlalchemy.exc.DBAPIError: the database failed a check for another reason than what the role may see.
     """
     look = Look(connection, job, **options)
+    with connection.begin():
+        has_table = sa.inspect(connection).has_table(job.name, schema=job.schema)
     for check in checks:
-        if connection.dialect.name in check.databases:
+        if connection.dialect.name in check.databases and (has_table or not check.needs_tables):
             found = _examined(look, check) or [Finding(Level.OK, check.good)]
             yield from (replace(each, check=check.name) for each in found)
 

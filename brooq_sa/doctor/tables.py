@@ -22,6 +22,9 @@ from .look import Look, listed
 FEW_ROWS = 10_000
 """Below so many rows no plan is bad enough to tell."""
 
+SMALL = 1 << 20
+"""A table of fewer bytes is rightly read as a whole."""
+
 FAR_OFF = 10
 """By so much statistics are wrong before it is told."""
 
@@ -116,6 +119,8 @@ def _lacking(look: Look, privileges: access.Privileges) -> list[str]:
 
 def claim_plan(look: Look) -> Iterator[Finding]:
     """Whether the claim goes by the index on ready jobs, as PostgreSQL would plan it now. Nothing is run."""
+    if look.value("SELECT pg_relation_size(CAST(to_regclass(:place) AS oid))", place=look.place) < SMALL:
+        return
     nodes = list(_walk(_explained(look)))
     ready = f"{look.job.name}_ready_idx"
     if any(node.get("Index Name") == ready for node in nodes) and not any(

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import create_engine, make_url, text
 
+from brooq_sa import migrations
 from brooq_sa.doctor import CHECKS
 from databases import Database
 
@@ -73,3 +74,19 @@ def test_no_database(brooq: Any, tmp_path: Path) -> None:
     result = brooq("doctor", "--url", "postgresql://nobody@127.0.0.1:1/none?connect_timeout=2")
     assert result.exit_code == 1
     assert result.stdout == ""
+
+
+def test_a_schema_of_its_own(brooq: Any, make_pg_database: Any) -> None:
+    """A table elsewhere than in the default schema is examined there."""
+    url = make_pg_database()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA jobs"))
+    migrations.upgrade(engine, schema="jobs")
+    engine.dispose()
+    document = json.loads(brooq("doctor", "--url", url, "--schema", "jobs", "--json").stdout)
+    told = {each["check"]: (each["level"], each["what"]) for each in document["findings"]}
+    server = "Autovacuum is switched off on this server."
+    assert {check: said for check, said in told.items() if said[0] != "ok"} == {"autovacuum": ("warning", server)}
+    missing = json.loads(brooq("doctor", "--url", url, "--json").stdout)
+    assert "There is no table job." in {each["what"] for each in missing["findings"]}
