@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from apps.embedding import base_of, put_many, working
+from apps.embedding import base_of, put_many
 from brooq_sa import Worker
 from brooq_sa.statements.claim import Place
 from brooq_sa.store import JobStore
@@ -146,21 +146,3 @@ def _taken(pg: Database, place: Place | None) -> tuple[int, Place]:
         claimed = STORE.claim(connection, {"work": 100}, room=100, worker="me", lease=LEASE, places=places)
     assert len(claimed) == 100
     return plans[0].buffers, max(Place(job.priority, job.instant or 0, job.id) for job in claimed)
-
-
-def test_a_worker_past_an_old_snapshot_finds_what_lies_before_its_place(pg: Database) -> None:
-    """Jobs of a smaller priority, sent round again, or released are found soon, though claims begin at places."""
-    job = noop_class(is_async=True)
-    put_batches(pg, job, 2000)
-    with pg.engine.connect().execution_options(isolation_level="REPEATABLE READ") as old:
-        old.execute(text("SELECT count(*) FROM job"))
-        with working(pg, base_of(job), poll_interval="20ms") as worker:
-            done = Done(worker)
-            done.wait_for(1500)
-            with pg.engine.begin() as connection:
-                connection.execute(
-                    text("UPDATE job SET available_at = available_at - interval '1 day' WHERE state = 'pending'")
-                )
-            put_many(pg, [job(number=-1)])
-            done.wait_for(2001)
-    assert pg.states() == ["done"] * 2001

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from apps.embedding import base_of, job_class, put, put_many, working
+from brooq_sa import enqueue
 from brooq_sa.statements.claim import Place
 from brooq_sa.store import Claimed
+from brooq_sa.worker import places
 from brooq_sa.worker.places import LONGEST, REST, SAMPLE, SLOW, Places
+from databases import Database
+from waiting import wait_until
 
 QUICK = 0.001
 
@@ -59,9 +66,9 @@ class Looking:
 
 def test_the_first_look_is_from_the_start() -> None:
     """A worker that has claimed nothing begins at the start, in every topic."""
-    places = Places()
-    assert places.next(0.0) == {}
-    assert places.due_in(0.0) is None
+    fresh = Places()
+    assert fresh.next(0.0) == {}
+    assert fresh.due_in(0.0) is None
 
 
 def test_while_looks_from_the_start_are_quick() -> None:
@@ -171,3 +178,39 @@ def test_sqlite_has_no_places() -> None:
     looking = Looking(from_start=5.0)
     for number in range(3 * SAMPLE):
         assert looking.look([job(number, on_sqlite=True)]) == {}
+
+
+def test_what_lies_before_the_place(pg: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy worker whose claims begin at places finds a more urgent job, and one committed late, before the others.
+
+    Looks from the start are made as rare as they may become.
+    """
+    monkeypatch.setattr(places, "SLOW", 0.0)
+    monkeypatch.setattr(places, "REST", 1e9)
+    from_places = []
+    look = Places.next
+
+    def watched(self: Places, now: float) -> Mapping[str, Place]:
+        begins = look(self, now)
+        from_places.append(bool(begins))
+        return begins
+
+    monkeypatch.setattr(Places, "next", watched)
+    order: list[int] = []
+
+    def run(job: Any, claim: Any) -> None:
+        order.append(job.number)
+        time.sleep(0.003)  # so that all together take several times as long as LONGEST
+
+    job = job_class(run)
+    with pg.engine.connect() as late:
+        enqueue(late, job(number=-1))
+        put_many(pg, [job(number=number) for number in range(2500)])
+        with working(pg, base_of(job), workers=2, lease="30s") as worker:
+            wait_until(lambda: sum(from_places) > 5, what="claims from places")
+            late.commit()
+            put(pg, job(number=-2), priority=-1)
+            wait_until(lambda: {-1, -2} <= set(order), what="both being found")
+            assert len(order) < 2400, len(order)
+            assert sum(from_places) > len(from_places) / 2
+            worker.stop(grace="5s")
