@@ -93,6 +93,7 @@ class _Screen:
         self._interval = interval
         self._typed: str | None = None
         self._asked: tuple[str, Any] | None = None
+        self._is_refused = False
         self._is_over = False
 
     def run(self) -> None:
@@ -128,7 +129,11 @@ class _Screen:
         before = self._view.job(self._seen)
         seen = self._try(lambda: _look(self._engine, self._job))
         if seen is None:
+            # The last line no longer shows what was asked, so a key must not answer it.
+            self._is_refused, self._asked, self._typed = True, None, None
             return
+        if self._is_refused:
+            self._is_refused, self._view.bottom = False, KEYS
         self._seen = seen
         jobs = [each.id for each in self._view.jobs(seen)]
         if before is not None:  # the choice stays with the job, not with the line

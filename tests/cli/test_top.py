@@ -179,6 +179,17 @@ def test_interrupted(sqlite: Database, tmp_path: Path) -> None:
         assert screen.process.returncode == 0
 
 
+def test_a_database_that_refuses(sqlite: Database, tmp_path: Path) -> None:
+    """While the database refuses, the last line tells; once it answers again, the screen goes on by itself."""
+    with terminal("top", "--interval", "0.5", "--url", sqlite.url, cwd=tmp_path) as screen:
+        screen.wait_for("q quit")
+        sqlite.execute("ALTER TABLE job_pause RENAME TO elsewhere")
+        screen.wait_for("The database has no table 'job_pause'")
+        screen.press("")
+        sqlite.execute("ALTER TABLE elsewhere RENAME TO job_pause")
+        screen.wait_for("q quit")
+
+
 def test_json_of_a_running_job(brooq: Any, put: Any, db: Database) -> None:
     """A running job is listed with its worker."""
     put("email.send")
