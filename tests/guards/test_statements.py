@@ -50,7 +50,10 @@ def test_def_handlers_share_commits_too(pg: Database) -> None:
 
 
 def test_an_idle_worker_is_quiet(db: Database) -> None:
-    """With the default settings, a worker without jobs sends two statements a second at the most, all its parts."""
+    """With the default settings, a worker without jobs sends two statements a second at the most, all its parts.
+
+    On SQLite the BEGIN around each goes to no server, and is not counted.
+    """
     job = noop_class(is_async=True)
     with Worker(db.engine, base_of(job)) as worker, sent() as statements:
         deadline = time.monotonic() + 10
@@ -59,8 +62,8 @@ def test_an_idle_worker_is_quiet(db: Database) -> None:
         time.sleep(0.5)  # what it does once, at its start, is over
         statements.clear()
         time.sleep(WINDOW)
-        count = statements.total()
-    assert count <= 2 * WINDOW, statements
+        count = statements.total() - statements["BEGIN"]
+    assert 0 < count <= 2 * WINDOW, statements
 
 
 def test_a_claim_locks_what_it_takes(pg: Database) -> None:
