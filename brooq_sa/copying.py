@@ -10,7 +10,8 @@ tables with row-level security"). SQLAlchemy does not see it: neither ``echo`` n
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Table, Text, literal, select
@@ -21,7 +22,7 @@ from .functions import row_security_active
 FEWEST = 200
 """How many rows are worth it."""
 
-CHUNK = 500
+CHUNK = 100
 """Rows written at once."""
 
 
@@ -48,8 +49,8 @@ def can_copy(connection: Connection, table: Table) -> bool:
     return connection.execute(asked).scalar_one() is False
 
 
-def copy_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """Put rows without a key, a delay or a time of their own into the table.
+def copy_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
+    """Put rows without a key, a delay or a time of their own into the table; each is sent soon after it is drawn.
 
     Raises:
         sqlalchemy.exc.DBAPIError: as a statement executed by SQLAlchemy would.
@@ -58,8 +59,9 @@ def copy_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None
     driver_connection: Any = connection.connection.driver_connection
     try:
         with driver_connection.cursor() as cursor, cursor.copy(statement) as copy:
-            for start in range(0, len(rows), CHUNK):
-                copy.write("".join(map(_line, rows[start : start + CHUNK])))
+            lines = map(_line, rows)
+            while chunk := "".join(islice(lines, CHUNK)):
+                copy.write(chunk)
     except connection.dialect.loaded_dbapi.Error as error:
         raise _as_sqlalchemy_tells(error, statement, connection) from error
 

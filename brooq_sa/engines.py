@@ -292,7 +292,7 @@ class Reserved:
         return connection
 
     def _prepared(self, connection: Connection) -> Connection:
-        """The connection at READ COMMITTED, and patient with locked rows for `LOCK_TIMEOUT` alone."""
+        """The connection at READ COMMITTED, patient with locked rows for `LOCK_TIMEOUT` alone, its plans kept."""
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
         asked = "SELECT current_setting('default_transaction_isolation'), pg_backend_pid()"
         default, server_process = connection.exec_driver_sql(asked).one()
@@ -302,8 +302,14 @@ class Reserved:
         if self._is_pooled:
             driver_connection.prepare_threshold = None
         else:
-            connection.exec_driver_sql("SELECT set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
+            # Our statements are planned the same whatever their parameters are, so once is enough.
+            connection.exec_driver_sql(
+                "SELECT set_config('lock_timeout', %s, false),"
+                " set_config('plan_cache_mode', 'force_generic_plan', false)",
+                (LOCK_TIMEOUT,),
+            )
             connection.commit()
+            driver_connection.prepare_threshold = 0
         self._commits_by_itself = default == "read committed" and not self._is_pooled
         self._level = "AUTOCOMMIT"
         return connection

@@ -147,7 +147,7 @@ class seconds_since(FunctionElement[float]):
 @compiles(seconds_since)
 def _seconds_since(element: seconds_since, compiler: SQLCompiler, **kw: Any) -> str:
     instant = compiler.process(element.clauses, **kw)
-    return f"CAST(extract(epoch FROM statement_timestamp() - {instant}) AS DOUBLE PRECISION)"
+    return f"date_part('epoch', statement_timestamp() - {instant})"  # not extract(), which counts in numerics
 
 
 @compiles(seconds_since, "sqlite")
@@ -164,7 +164,7 @@ class microseconds(FunctionElement[int]):
 
 @compiles(microseconds)
 def _microseconds(element: microseconds, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"CAST(extract(epoch FROM {compiler.process(element.clauses, **kw)}) * 1000000 AS BIGINT)"
+    return f"CAST(round(date_part('epoch', {compiler.process(element.clauses, **kw)}) * 1000000) AS BIGINT)"
 
 
 @compiles(microseconds, "sqlite")

@@ -35,8 +35,7 @@ INTEGERS = range(-(2**63), 2**64)
 
 _LARGE = 1e16
 _EXPONENT = re.compile(rb"[0-9]e[0-9]")
-_CLOSER_LOOK = re.compile(rb"\\u0000|[0-9]{19}")
-"""A NUL, an integer that may have more than 64 bits; or text that looks like one."""
+_NUL = b"\\u0000"
 
 _PLAIN = (str, int, bool, type(None))
 """Field types whose values JSON holds as they are; what is wrong with one shows when it is read again."""
@@ -63,6 +62,7 @@ class Codec:
         self.topic = topic
         self._decoder = msgspec.json.Decoder(payload_type, strict=True)
         self._is_plain = _is_plain(payload_type)
+        self._integers = _integers(payload_type) if self._is_plain else ()
 
     def encode(self, value: Any) -> str:
         """The JSON text of a value.
@@ -97,8 +97,12 @@ class Codec:
         """The JSON text of a value whose fields are all plain; None if anything about it is to be looked at closely."""
         try:
             encoded = _encoder.encode(value)
-            if _CLOSER_LOOK.search(encoded) or len(encoded) > MAX_BYTES or self._decoder.decode(encoded) != value:
+            if _NUL in encoded or len(encoded) > MAX_BYTES or self._decoder.decode(encoded) != value:
                 return None
+            for name in self._integers:
+                number = getattr(value, name)
+                if number is not None and number not in INTEGERS:
+                    return None
             return encoded.decode()
         except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
             return None
@@ -131,6 +135,13 @@ def _is_plain(payload_type: Any) -> bool:
         return False
     hints = get_type_hints(payload_type)
     return all(_is_plain_field(hints[field.name]) for field in dataclasses.fields(payload_type))
+
+
+def _integers(payload_type: Any) -> tuple[str, ...]:
+    """The fields that may hold an integer."""
+    hints = get_type_hints(payload_type)
+    fields = [field.name for field in dataclasses.fields(payload_type)]
+    return tuple(name for name in fields if hints[name] is int or int in get_args(hints[name]))
 
 
 def _is_plain_field(hint: Any) -> bool:

@@ -155,12 +155,12 @@ def enqueue_many(
         The answers of `enqueue`, in the order of `jobs`. Of two jobs with one topic and key, the earlier is created.
 
     Raises:
-        What `enqueue` does. Every job is checked before the first is sent.
+        What `enqueue` does. If a job is refused none is put, and the caller's transaction goes on as it was.
     """
-    rows = _check_each(jobs, available_at, delay, priority)
     if _is_async(session):
+        rows = _check_each(jobs, available_at, delay, priority)
         return _run_async(session, lambda sync: _enqueue_many(sync, rows))
-    return _enqueue_many(session, rows)
+    return _enqueue_all(session, jobs, available_at, delay, priority)
 
 
 @overload
@@ -271,7 +271,7 @@ class EnqueueMixin:
         priority: int | None = None,
     ) -> list[Enqueued]:
         """`brooq_sa.enqueue_many` into this session."""
-        return _enqueue_many(self, _check_each(jobs, available_at, delay, priority))
+        return _enqueue_all(self, jobs, available_at, delay, priority)
 
 
 class Session(EnqueueMixin, _Session):
@@ -496,6 +496,55 @@ def _put_keyed(connection: Connection, row: NewRow) -> Enqueued:
     raise EnqueueError(
         f"Key {row.key!r} of topic {row.topic!r} was taken and given up {_TRIES} times while we looked. Enqueue again."
     )
+
+
+def _enqueue_all(
+    target: Any,
+    jobs: Iterable[JobBase | RawJob | NewJob],
+    available_at: datetime | None,
+    delay: timedelta | str | None,
+    priority: int | None,
+) -> list[Enqueued]:
+    jobs = list(jobs)
+    if len(jobs) >= copying.FEWEST and available_at is None and delay is None:
+        tables = {_table_of_class(kind) for kind in set(map(type, jobs))}
+        if len(tables) == 1 and (table := tables.pop()) is not None:
+            connection = _connection(target, table)
+            if not _is_autocommit(connection) and copying.can_copy(connection, table):
+                return _stream(connection, table, jobs, priority)
+    return _enqueue_many(target, _check_each(jobs, available_at, delay, priority))
+
+
+def _table_of_class(kind: type) -> Table | None:
+    """The table that jobs of a class go to; None if it is no job class with a topic."""
+    table: Table | None = kind.__table__ if issubclass(kind, JobBase) and hasattr(kind, "__kind__") else None
+    return table
+
+
+def _is_autocommit(connection: Connection) -> bool:
+    return bool(getattr(connection.connection.driver_connection, "autocommit", False))
+
+
+def _stream(connection: Connection, table: Table, jobs: Sequence[Any], priority: int | None) -> list[Enqueued]:
+    """Put jobs that have no options of their own, each as soon as it is checked.
+
+    PostgreSQL stores those before it meanwhile. A job that is refused takes the others with it, and not the caller's
+    transaction: for that there is a savepoint.
+    """
+    rows: list[NewRow] = []
+
+    def checked() -> Iterator[NewRow]:
+        for job in jobs:
+            row = _check(job, None, None, None, priority)
+            rows.append(row)
+            yield row
+
+    with explained(connection, table, access.ENQUEUE):
+        with connection.begin_nested():
+            copying.copy_rows(connection, table, checked())
+        _wake_for(connection, table, rows)
+    _tell(connection, rows)
+    return [Enqueued(row.id, True) for row in rows]
 
 
 def _enqueue_many(target: Any, rows: Sequence[NewRow]) -> list[Enqueued]:

@@ -142,7 +142,7 @@ class JobStore:
         else:
             listed = [claim.wanted(topic, most, (places or {}).get(topic)) for topic, most in want.items()]
             rows = connection.execute(claim.claim(self.table), {"want": listed, "room": room, **terms}).all()
-        return sorted(map(Claimed._make, rows), key=lambda job: (job.priority, -job.waited, job.id))
+        return sorted(map(Claimed._make, rows), key=_turn)
 
     def _claim_by_level(
         self, connection: Connection, want: Mapping[str, int], room: int, terms: dict[str, Any]
@@ -345,6 +345,11 @@ class JobStore:
     def _state(self, connection: Connection, job_id: uuid.UUID) -> State | None:
         state = connection.execute(operate.state_of(self.table), {"job_id": job_id}).scalar()
         return None if state is None else State(state)
+
+
+def _turn(job: Claimed) -> tuple[int, float, int]:
+    """Where a job stands in the order in which jobs are to start."""
+    return job.priority, -job.waited if job.instant is None else job.instant, job.id.int
 
 
 def notify(connection: Connection, table: Table, hint: str) -> None:

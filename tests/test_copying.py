@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from brooq_sa import JobBase, NewJob, RawJob, SchemaError, copying, enqueue_many
+from brooq_sa import JobBase, NewJob, PayloadError, RawJob, SchemaError, copying, enqueue_many
 from databases import Database
 
 
@@ -31,7 +31,20 @@ class Tenant(Tenants, topic="tenant"):
     number: int
 
 
-AWKWARD = ["", "\\", "\\n", "a\tb", "two\nlines\r", "\\.", "\\N", '"quoted"', "é\u2028☃", "{}", "\x7f", "C:\\new\\u0041"]
+AWKWARD = [
+    "",
+    "\\",
+    "\\n",
+    "a\tb",
+    "two\nlines\r",
+    "\\.",
+    "\\N",
+    '"quoted"',
+    "é\u2028☃",
+    "{}",
+    "\x7f",
+    "C:\\new\\u0041",
+]
 MANY = copying.FEWEST + 50
 
 
@@ -42,8 +55,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     copy_rows = copying.copy_rows
 
     def counting(connection: Any, table: Any, rows: Any) -> None:
-        counts.append(len(rows))
-        copy_rows(connection, table, rows)
+        drawn: list[Any] = []
+        copy_rows(connection, table, (drawn.append(row) or row for row in rows))
+        counts.append(len(drawn))
 
     monkeypatch.setattr(copying, "copy_rows", counting)
     return counts
@@ -72,7 +86,11 @@ DATES = ("available_at", "created_at", "updated_at")
 def test_those_with_a_key_or_a_time_go_another_way(db: Database, copied: list[int]) -> None:
     """In one call, jobs with a key, a delay or raw bytes are put beside those that are copied (I8)."""
     jobs: list[Any] = [Word(text=str(number)) for number in range(MANY)]
-    jobs[7:7] = [NewJob(Word(text="keyed"), key="k"), NewJob(Word(text="late"), delay="1h"), RawJob("raw", b"\0\t\\", Base)]
+    jobs[7:7] = [
+        NewJob(Word(text="keyed"), key="k"),
+        NewJob(Word(text="late"), delay="1h"),
+        RawJob("raw", b"\0\t\\", Base),
+    ]
     jobs += [NewJob(Word(text="again"), key="k")]
     with Session(db.engine) as session, session.begin():
         answers = enqueue_many(session, jobs)
@@ -164,6 +182,30 @@ def test_a_connection_that_breaks(pg: Database) -> None:
         assert caught.value.connection_invalidated
         assert connection.invalidated
     assert pg.rows() == []
+
+
+@pytest.mark.parametrize("place", [0, 77, MANY - 1])
+def test_a_job_that_is_refused_takes_the_others_with_it(db: Database, place: int) -> None:
+    """Wherever the bad one is, none is put, and the caller's transaction goes on (I9)."""
+    jobs = [Word(text="x") for _ in range(MANY)]
+    jobs[place] = Word(text="\0")
+    with Session(db.engine) as session:
+        enqueue_many(session, [Word(text="before")])
+        with pytest.raises(PayloadError, match="NUL"):
+            enqueue_many(session, jobs)
+        enqueue_many(session, [Word(text="after")])
+        session.commit()
+    assert [row["payload"]["text"] for row in db.rows()] == ["before", "after"]
+
+
+def test_a_connection_that_commits_each_statement(db: Database, copied: list[int]) -> None:
+    """Where there is no transaction there is no savepoint either; a refused job still takes the others with it."""
+    jobs = [Word(text="x") for _ in range(MANY)]
+    with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with pytest.raises(PayloadError):
+            enqueue_many(connection, [*jobs, Word(text="\0")])
+        enqueue_many(connection, jobs)
+    assert len(db.rows()) == MANY
 
 
 def test_a_missing_table(pg: Database) -> None:

@@ -133,7 +133,7 @@ class Claiming:
                 self._held.wait_until_gone((job.id, job.attempt - 1), TOLD)
         lease_ends = asked_at + self._settings.lease.total_seconds()
         assignments = [self._assignment(job, lease_ends) for job in self._in_turn(claimed)]
-        self._held.add(assignment.claim for assignment in assignments)
+        self._held.add((assignment.claim for assignment in assignments), rouses=False)
         for assignment in assignments if self._events.is_wanted(JobClaimed) else ():
             claim = assignment.claim
             self._events.publish(JobClaimed(claim.id, claim.topic, claim.attempt, self._worker, claim.waited))
@@ -141,7 +141,10 @@ class Claiming:
         if impossible:
             self._slots.give_up(map(_parked, impossible))
             assignments = [each for each in assignments if each not in impossible]
-        self._slots.add(assignments)
+        try:
+            self._slots.add(assignments)
+        finally:
+            self._held.rouse()  # the watchdog can wait, and handlers cannot
 
     def _in_turn(self, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
         """The jobs in the order they are to start: by priority; of the same, the topics take turns."""

@@ -21,11 +21,22 @@ class Held:
         self._fewer = threading.Condition(self._lock)
         self._some = threading.Event()
 
-    def add(self, claims: Iterable[AnyClaim]) -> None:
+    def add(self, claims: Iterable[AnyClaim], *, rouses: bool = True) -> None:
+        """Hold claims.
+
+        Args:
+            rouses: whether to let `wait` return now, or only with `rouse`.
+        """
         with self._lock:
             self._claims.update((claim._holding, claim) for claim in claims)
-        if self._claims:
-            self._some.set()
+        if rouses:
+            self.rouse()
+
+    def rouse(self) -> None:
+        """Let `wait` return, if something is held."""
+        with self._lock:
+            if self._claims:
+                self._some.set()
 
     def discard(self, holdings: Iterable[Holding]) -> None:
         with self._lock:

@@ -61,17 +61,17 @@ class Places:
             self._quick = seconds
         elif self._quick is not None and seconds > SLOW * self._quick:
             self._start_again_at = now + min(REST * seconds, LONGEST)
-        last: dict[str, Place] = {}
+        last: dict[str, Claimed] = {}
         taken: Counter[str] = Counter()
-        for job in claimed:
+        for job in claimed:  # in the order of the index
+            last[job.topic] = job
             taken[job.topic] += 1
+        for topic, job in last.items():
             if job.instant is not None:
                 place = Place(job.priority, job.instant, job.id)
-                last[job.topic] = max(place, last.get(job.topic, place))
-        for topic, place in last.items():
-            # One that has work left goes on from there, even if that is before the place where it was.
-            is_filled = len(claimed) >= room or taken[topic] >= want[topic]
-            self._places[topic] = place if is_filled else max(place, self._places.get(topic, place))
+                # One that has work left goes on from there, even if that is before the place where it was.
+                is_filled = len(claimed) >= room or taken[topic] >= want[topic]
+                self._places[topic] = place if is_filled else max(place, self._places.get(topic, place))
 
     def due_in(self, now: float) -> float | None:
         """Seconds until a look from the start is due; None if the last one was from there, and found all there was."""

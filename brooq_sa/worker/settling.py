@@ -148,7 +148,7 @@ class Settling:
         return self._write([finished._replace(outcome=plain)])
 
     def _write(self, finished: Sequence[Finished]) -> set[Holding]:
-        outcomes = {each.outcome.holding: each.outcome for each in finished if each.outcome is not None}
+        outcomes = {each.claim._holding: each.outcome for each in finished if each.outcome is not None}
         if not outcomes:
             return set()
         asked_before = outcomes.keys() & self._unanswered.keys()
@@ -186,6 +186,9 @@ class Settling:
         """The database has answered: the jobs are held no more, and what became of them is known."""
         self._held.discard([finished.claim._holding for finished in batch])
         is_done_wanted = self._events.is_wanted(JobDone)
+        if not is_done_wanted and len(written) == len(batch) and all(map(_is_success, batch)):
+            self._slots.written(len(batch))
+            return
         for finished in batch:
             claim, outcome = finished.claim, finished.outcome
             if outcome is None or not (finished.is_written or outcome.holding in written):
@@ -193,6 +196,10 @@ class Settling:
             elif is_done_wanted or outcome.state is not State.DONE:
                 self._events.publish(facts.settled(claim, outcome, finished.duration))
         self._slots.written(len(batch))
+
+
+def _is_success(finished: Finished) -> bool:
+    return finished.outcome is not None and finished.outcome.state is State.DONE
 
 
 def _bound(finished: Finished) -> dict[str, Any]:
