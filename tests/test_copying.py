@@ -49,15 +49,22 @@ MANY = copying.FEWEST + 50
 
 
 @pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each COPY took."""
     counts: list[int] = []
     copy_rows = copying.copy_rows
 
     def counting(connection: Any, table: Any, rows: Any) -> None:
-        drawn: list[Any] = []
-        copy_rows(connection, table, (drawn.append(row) or row for row in rows))
-        counts.append(len(drawn))
+        drawn = 0
+
+        def counted() -> Iterator[Any]:
+            nonlocal drawn
+            for row in rows:
+                drawn += 1
+                yield row
+
+        copy_rows(connection, table, counted())
+        counts.append(drawn)
 
     monkeypatch.setattr(copying, "copy_rows", counting)
     return counts

@@ -287,7 +287,7 @@ PLAIN = Codec("plain", Plain)
 
 
 @pytest.mark.parametrize(
-    ("value", "path"),
+    "value, path",
     [
         (Plain("\0"), r"$.text"),
         (Plain("\ud800"), r"$.text"),

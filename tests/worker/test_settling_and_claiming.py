@@ -358,7 +358,7 @@ def allow_outcomes(db: Database) -> None:
 
 
 class TestClaiming:
-    @pytest.mark.parametrize(("seconds", "ahead"), [(0.1, 0), (0.005, MOST_JOBS)])
+    @pytest.mark.parametrize("seconds, ahead", [(0.1, 0), (0.005, MOST_JOBS)])
     def test_no_more_than_the_slots(self, db: Database, seconds: float, ahead: int) -> None:
         """Never more handlers run than there are slots (I2).
 
