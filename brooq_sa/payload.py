@@ -101,7 +101,8 @@ class Codec:
                 return None
             for name in self._integers:
                 number = getattr(value, name)
-                if number is not None and number not in INTEGERS:
+                # The type first: a range looks at each of its numbers for what is no plain int.
+                if number is not None and (type(number) is not int or number not in INTEGERS):
                     return None
             return encoded.decode()
         except (TypeError, ValueError, OverflowError, msgspec.ValidationError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import enum
 import json
 import math
 from datetime import UTC, datetime, time
@@ -306,6 +307,27 @@ def test_a_class_of_plain_fields_is_as_strict(value: Plain, path: str) -> None:
     with pytest.raises(PayloadError) as caught:
         PLAIN.encode(value)
     assert caught.value.path == path
+
+
+class Level(enum.IntEnum):
+    HIGH = 7
+
+
+@dataclasses.dataclass
+class Numbered:
+    number: int | str
+
+
+@pytest.mark.parametrize("value", [Level.HIGH, "seven", True, 7])
+def test_numbers_that_are_no_plain_int(value: Any) -> None:
+    """Where a field may hold an integer, whatever else is in it is dealt with at once."""
+    codec = Codec("numbered", Numbered)
+    assert codec._is_plain
+    if value is True:
+        with pytest.raises(PayloadError):
+            codec.encode(Numbered(value))
+    else:
+        assert codec.decode(codec.encode(Numbered(value))).number == value
 
 
 @given(st.text(), st.integers(INTEGERS.start, INTEGERS.stop - 1), st.none() | st.booleans())

@@ -412,7 +412,6 @@ class Protocol:
     def _knows(job: Job, worker: int) -> bool:
         return any(run.worker == worker and run.phase not in (OVER, UNKNOWN) for run in job.runs)
 
-
     # Renewing.
 
     def _renewals(self, world: World, number: int, run: int) -> Iterator[Step]:
