@@ -280,7 +280,7 @@ class _Consumer:
             return error
         claim._close()
         if is_written:
-            self._held.discard([claim._holding])
+            self._held.discard([claim])
             self._events.publish(facts.settled(claim, done(claim._holding), duration))
         else:
             self._write(claim, done(claim._holding), duration)
@@ -310,7 +310,7 @@ class _Consumer:
             if not is_written and in_doubt is not None and self._patiently(partial(self._stands, in_doubt)):
                 outcome, is_written = in_doubt, True
         finally:
-            self._held.discard([claim._holding])
+            self._held.discard([claim])
         self._events.publish(
             facts.settled(claim, outcome, duration) if outcome is not None and is_written else facts.lost(claim)
         )

@@ -57,13 +57,31 @@ def copy_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None
     """
     statement = f"COPY {name_of(connection, table)} (id, topic, payload, priority) FROM STDIN"
     driver_connection: Any = connection.connection.driver_connection
+    lines = map(_line, rows)
+    refusal: BaseException | None = None
     try:
         with driver_connection.cursor() as cursor, cursor.copy(statement) as copy:
-            lines = map(_line, rows)
-            while chunk := "".join(islice(lines, CHUNK)):
+            while True:
+                try:
+                    chunk = "".join(islice(lines, CHUNK))
+                except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised below
+                    refusal = error
+                    raise _Abandoned from None  # which the server's log will show, and no value of the user's
+                if not chunk:
+                    break
                 copy.write(chunk)
+    except _Abandoned:
+        if refusal is not None:
+            raise refusal from None
+        raise
     except connection.dialect.loaded_dbapi.Error as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
         raise _as_sqlalchemy_tells(error, statement, connection) from error
+
+
+class _Abandoned(Exception):
+    """A row could not be made."""
 
 
 def name_of(connection: Connection, table: Table) -> str:

@@ -309,7 +309,8 @@ class Reserved:
                 (LOCK_TIMEOUT,),
             )
             connection.commit()
-            driver_connection.prepare_threshold = 0
+            if connection.dialect.driver == "psycopg":
+                driver_connection.prepare_threshold = 0
         self._commits_by_itself = default == "read committed" and not self._is_pooled
         self._level = "AUTOCOMMIT"
         return connection

@@ -149,7 +149,12 @@ class Hub(Generic[E]):
             except BaseException:  # noqa: BLE001 - a subscriber is the user's, and may raise anything
                 from .log import get_logger  # not before: it is costly to import, and enqueuing does without
 
-                get_logger().exception("subscriber_failed", subscriber=repr(subscriber), fact=type(event).__name__)
+                get_logger().exception(
+                    "subscriber_failed",
+                    subscriber=repr(subscriber),
+                    fact=type(event).__name__,
+                    worker=getattr(event, "worker", None),
+                )
 
 
 class Events(Hub[Event]):

@@ -160,7 +160,11 @@ def enqueue_many(
     if _is_async(session):
         rows = _check_each(jobs, available_at, delay, priority)
         return _run_async(session, lambda sync: _enqueue_many(sync, rows))
-    return _enqueue_all(session, jobs, available_at, delay, priority)
+    jobs = list(jobs)
+    answers = _enqueue_plain(session, jobs, available_at, delay, priority)
+    if answers is None:
+        answers = _enqueue_many(session, _check_each(jobs, available_at, delay, priority))
+    return answers
 
 
 @overload
@@ -271,7 +275,11 @@ class EnqueueMixin:
         priority: int | None = None,
     ) -> list[Enqueued]:
         """`brooq_sa.enqueue_many` into this session."""
-        return _enqueue_all(self, jobs, available_at, delay, priority)
+        jobs = list(jobs)
+        answers = _enqueue_plain(self, jobs, available_at, delay, priority)
+        if answers is None:
+            answers = _enqueue_many(self, _check_each(jobs, available_at, delay, priority))
+        return answers
 
 
 class Session(EnqueueMixin, _Session):
@@ -498,21 +506,25 @@ def _put_keyed(connection: Connection, row: NewRow) -> Enqueued:
     )
 
 
-def _enqueue_all(
+def _enqueue_plain(
     target: Any,
-    jobs: Iterable[JobBase | RawJob | NewJob],
+    jobs: Sequence[JobBase | RawJob | NewJob],
     available_at: datetime | None,
     delay: timedelta | str | None,
     priority: int | None,
-) -> list[Enqueued]:
-    jobs = list(jobs)
-    if len(jobs) >= copying.FEWEST and available_at is None and delay is None:
-        tables = {_table_of_class(kind) for kind in set(map(type, jobs))}
-        if len(tables) == 1 and (table := tables.pop()) is not None:
-            connection = _connection(target, table)
-            if not _is_autocommit(connection) and copying.can_copy(connection, table):
-                return _stream(connection, table, jobs, priority)
-    return _enqueue_many(target, _check_each(jobs, available_at, delay, priority))
+) -> list[Enqueued] | None:
+    """Put many jobs as `_stream` does, if they are such; None if they are not."""
+    if len(jobs) < copying.FEWEST or available_at is not None or delay is not None:
+        return None
+    tables = {_table_of_class(kind) for kind in set(map(type, jobs))}
+    table = tables.pop()
+    if tables or table is None:
+        return None
+    connection = _connection(target, table)
+    with explained(connection, table, access.ENQUEUE):
+        if _is_autocommit(connection) or not copying.can_copy(connection, table):
+            return None
+    return _stream(connection, table, jobs, priority)
 
 
 def _table_of_class(kind: type) -> Table | None:

@@ -139,7 +139,9 @@ def test_another_schema(pg: Database, copied: list[int]) -> None:
     with Session(engine) as session, session.begin():
         enqueue_many(session, [Tenant(number=number) for number in range(MANY)])
     assert copied == [MANY]
-    assert pg.execute('SELECT count(*) AS count FROM "ten ant"."odd name"') == [{"count": MANY}]
+    counted = pg.execute('SELECT count(*) AS count FROM "ten ant"."odd name"')
+    pg.execute('DROP SCHEMA "ten ant" CASCADE')
+    assert counted == [{"count": MANY}]
 
 
 def test_row_security(pg: Database, copied: list[int]) -> None:
@@ -163,17 +165,19 @@ def test_row_security(pg: Database, copied: list[int]) -> None:
 def test_a_refused_row_is_told_as_sqlalchemy_tells_it(pg: Database) -> None:
     """A trigger's refusal is an error of SQLAlchemy's with the driver's inside, and nothing is written."""
     pg.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+        "CREATE FUNCTION refuse_copied() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
     )
     pg.execute("""CREATE TRIGGER refuse BEFORE INSERT ON job FOR EACH ROW WHEN (NEW.payload ->> 'text' = '77')
-        EXECUTE FUNCTION refuse()""")
-    with Session(pg.engine) as session:
-        with pytest.raises(DBAPIError, match="not this one") as caught:
-            enqueue_many(session, [Word(text=str(number)) for number in range(MANY)])
-        assert not caught.value.connection_invalidated
-        session.rollback()
-        enqueue_many(session, [Word(text="fine")])
-        session.commit()
+        EXECUTE FUNCTION refuse_copied()""")
+    try:
+        with Session(pg.engine) as session:
+            with pytest.raises(DBAPIError, match="not this one") as caught:
+                enqueue_many(session, [Word(text=str(number)) for number in range(MANY)])
+            assert not caught.value.connection_invalidated
+            enqueue_many(session, [Word(text="fine")])
+            session.commit()
+    finally:
+        pg.execute("DROP FUNCTION refuse_copied CASCADE")
     assert [row["payload"] for row in pg.rows()] == [{"text": "fine"}]
 
 
@@ -181,13 +185,16 @@ def test_a_connection_that_breaks(pg: Database) -> None:
     """A connection that is lost in the COPY is invalidated, as one lost in a statement is."""
     with pg.engine.connect() as connection:
         backend = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
-        pg.execute(f"""CREATE FUNCTION leave() RETURNS trigger LANGUAGE plpgsql AS
+        pg.execute(f"""CREATE FUNCTION leave_copied() RETURNS trigger LANGUAGE plpgsql AS
             $$ BEGIN PERFORM pg_terminate_backend({backend}); RETURN NEW; END $$""")
-        pg.execute("CREATE TRIGGER leave BEFORE INSERT ON job FOR EACH ROW EXECUTE FUNCTION leave()")
-        with pytest.raises(DBAPIError) as caught:
-            enqueue_many(connection, [Word(text="x")] * MANY)
-        assert caught.value.connection_invalidated
-        assert connection.invalidated
+        pg.execute("CREATE TRIGGER leave BEFORE INSERT ON job FOR EACH ROW EXECUTE FUNCTION leave_copied()")
+        try:
+            with pytest.raises(DBAPIError) as caught:
+                enqueue_many(connection, [Word(text="x")] * MANY)
+            assert caught.value.connection_invalidated
+            assert connection.invalidated
+        finally:
+            pg.execute("DROP FUNCTION leave_copied CASCADE")
     assert pg.rows() == []
 
 

@@ -100,6 +100,7 @@ def test_events_are_named_alike() -> None:
 
 NO_WORKER_KNOWN = {
     "page_failed",
+    "slot_without_thread",
     "event_loop_broken",
     "event_loop_blocked",
     "event_loop_did_not_answer",

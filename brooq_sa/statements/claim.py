@@ -48,6 +48,7 @@ from sqlalchemy import (
     Uuid,
     bindparam,
     case,
+    cast,
     column,
     func,
     literal_column,
@@ -94,6 +95,8 @@ def claim(job: Table) -> Executable:
             is_ready(job),
             job.c.available_at <= now(),
             _is_at_or_behind(job, want),
+            # Which the comparison above implies; but only from this one an index scan knows where to begin.
+            job.c.available_at >= _first_instant(level, want),
         )
         .order_by(job.c.available_at, job.c.id)
         .limit(want.c.room)
@@ -132,6 +135,11 @@ def _priorities(job: Table, want: Any) -> Any:
 def _is_at_or_behind(job: Any, want: Any) -> ColumnElement[bool]:
     place = tuple_(want.c.from_priority, want.c.from_instant, want.c.from_id)
     return tuple_(job.c.priority, job.c.available_at, job.c.id) >= place
+
+
+def _first_instant(level: Any, want: Any) -> ColumnElement[datetime]:
+    earliest = cast(literal_column("'-infinity'"), Instant())
+    return case((level.c.priority == want.c.from_priority, want.c.from_instant), else_=earliest)
 
 
 class Place(NamedTuple):

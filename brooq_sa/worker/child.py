@@ -31,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -326,7 +327,8 @@ class Child:
         return opened
 
     def _run_async(self, assignment: Assignment, redact: Callable[[str], str] | None) -> Finished:
-        return self._sessions.runner.run(run_cancellable(assignment, redact))
+        # Each in a context of its own, or what one handler sets the next would find.
+        return self._sessions.runner.run(run_cancellable(assignment, redact), context=copy_context())
 
     def _redact(self, text: str) -> str:
         self._channel.send(Redact(text))

@@ -35,8 +35,8 @@ from .pace import Pace
 from .places import Places
 from .slots import Room, Slots
 
-TOLD = 1.0
-"""Seconds within which an outcome that is in its row is told, unless the answer was lost."""
+TOLD = 0.1
+"""Seconds within which outcomes that are in their rows are told, unless the answer was lost."""
 
 OpenClaim = Callable[[Claimed, Kind, int, float], Claim | AsyncClaim]
 
@@ -107,13 +107,14 @@ class Claiming:
     def _wanted(self, room: Room) -> tuple[dict[str, int], int]:
         """How many jobs to take, by topic and in all.
 
-        Topics that have work share the room. None is always the last to get what is left of it.
+        Topics that have work share the room. None is always the last to get what is left of it, and each is asked for a
+        job at least, or those that wait here of one that is fast would keep the others from ever being looked at.
         """
         self._topics.rotate(-1)
-        by_topic = {topic: room.free + room.ahead.get(topic, 0) for topic in self._topics}
+        by_topic = {topic: max(1, room.free + room.ahead.get(topic, 0)) for topic in self._topics}
         most = max(by_topic.values())
         share = -(-most // self._busy_topics)
-        return {topic: min(each, share) for topic, each in by_topic.items() if each > 0}, most
+        return {topic: min(each, share) for topic, each in by_topic.items()}, most
 
     def _ask(self, want: Mapping[str, int], most: int, asked_at: float) -> list[Claimed]:
         if self._may_hold_unknown:
@@ -128,9 +129,10 @@ class Claiming:
         return claimed
 
     def _begin(self, claimed: Sequence[Claimed], asked_at: float) -> None:
+        told_by = time.monotonic() + TOLD
         for job in claimed:
             if job.attempt > 1:  # one that has failed just now, whose failure is about to be told: first things first
-                self._held.wait_until_gone((job.id, job.attempt - 1), TOLD)
+                self._held.wait_until_told((job.id, job.attempt - 1), max(0.0, told_by - time.monotonic()))
         lease_ends = asked_at + self._settings.lease.total_seconds()
         assignments = [self._assignment(job, lease_ends) for job in self._in_turn(claimed)]
         self._held.add((assignment.claim for assignment in assignments), rouses=False)

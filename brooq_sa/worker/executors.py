@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -143,6 +144,7 @@ class LoopExecutor:
         self._retired: set[asyncio.AbstractEventLoop] = set()
         self._unbegun: dict[int, Assignment] = {}
         self._lock = threading.Lock()
+        self._context = copy_context()
 
     def submit(self, assignments: Sequence[Assignment]) -> None:
         with self._lock:
@@ -185,7 +187,9 @@ class LoopExecutor:
     def _begin(self, assignments: list[Assignment]) -> None:
         loop = asyncio.get_running_loop()
         for assignment in assignments:
-            self._tasks.add(loop.create_task(self._attempt(loop, assignment)))
+            # In a context of its own: that of the task which has just ended may have been changed by its handler.
+            context = self._context.copy()
+            self._tasks.add(loop.create_task(self._attempt(loop, assignment), context=context))
 
     async def _attempt(self, loop: asyncio.AbstractEventLoop, assignment: Assignment) -> None:
         if self._unbegun.pop(id(assignment), None) is None:
@@ -220,8 +224,8 @@ class LoopExecutor:
             with self._lock:
                 self._loop = self._thread = None
                 unbegun = list(self._unbegun.values())
-            if unbegun:
-                self.submit(unbegun)
+                if unbegun:  # of which the old loop may yet begin some; whichever comes first has them
+                    self._start().call_soon_threadsafe(self._begin, unbegun)
 
     def _end_when_empty(self, loop: asyncio.AbstractEventLoop) -> None:
         """End a loop that was blocked, once the attempts that had begun on it are over."""

@@ -38,18 +38,26 @@ class Held:
             if self._claims:
                 self._some.set()
 
-    def discard(self, holdings: Iterable[Holding]) -> None:
+    def discard(self, claims: Iterable[AnyClaim]) -> None:
+        """Hold these no more; but another claim of the same job at the same attempt, which may follow a give-back."""
         with self._lock:
-            for holding in holdings:
-                self._claims.pop(holding, None)
+            for claim in claims:
+                holding = claim._holding
+                if self._claims.get(holding) is claim:
+                    del self._claims[holding]
             self._fewer.notify_all()
             if not self._claims:
                 self._some.clear()
 
-    def wait_until_gone(self, holding: Holding, timeout: float) -> bool:
-        """Wait until a claim is held no more, `timeout` seconds at most; whether it is."""
+    def wait_until_told(self, holding: Holding, timeout: float) -> bool:
+        """Wait until an attempt that has ended is held no more, `timeout` seconds at most; whether it is so."""
+
+        def is_told() -> bool:
+            claim = self._claims.get(holding)
+            return claim is None or not claim._has_ended
+
         with self._lock:
-            return self._fewer.wait_for(lambda: holding not in self._claims, timeout)
+            return self._fewer.wait_for(is_told, timeout)
 
     def snapshot(self) -> dict[Holding, AnyClaim]:
         with self._lock:

@@ -184,7 +184,7 @@ class Settling:
 
     def _report(self, batch: Sequence[Finished], written: set[Holding]) -> None:
         """The database has answered: the jobs are held no more, and what became of them is known."""
-        self._held.discard([finished.claim._holding for finished in batch])
+        self._held.discard([finished.claim for finished in batch])
         is_done_wanted = self._events.is_wanted(JobDone)
         if not is_done_wanted and len(written) == len(batch) and all(map(_is_success, batch)):
             self._slots.written(len(batch))

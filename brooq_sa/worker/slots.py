@@ -175,8 +175,9 @@ class Slots:
     def give_unbegun_back(self, assignments: Sequence[Assignment]) -> None:
         """Give back what has a slot and has not begun, and free their slots."""
         with self._lock:
-            self._running -= len(assignments)
-            self._give_back(assignments)
+            held = [assignment for assignment in assignments if not assignment.claim._is_hung]
+            self._running -= len(held)
+            self._give_back(held)
 
     def _give_back(self, assignments: Sequence[Assignment]) -> None:
         if assignments:

@@ -447,7 +447,7 @@ class Worker:
             claim._stop(StopCause.SHUTDOWN)
         if self._slots.drain(time.monotonic() + NOTICE):
             return
-        left = [claim for claim in self._held.snapshot().values() if not claim._is_over]
+        left = [claim for claim in self._held.snapshot().values() if not (claim._is_over or claim._is_hung)]
         for claim in left:
             get_logger().warning("handler_outlived_shutdown", **about(claim))
         self._slots.give_up(Finished(claim, released(claim._holding), timedelta(0)) for claim in left)

@@ -211,7 +211,7 @@ def test_check(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(result.stdout)
     assert list(found["settings"]) == [*NAMES, "http_addr"]
     assert {name: (found["settings"][name]["value"], found["settings"][name]["source"]) for name in CHECKED} == CHECKED
-    assert found["topics"] == ["coroutine", "patient", "quick", "slow"]
+    assert found["topics"] == ["coroutine", "look", "patient", "quick", "slow"]
     assert found["database"]["source"] == "environment"
     assert "s3cret" not in result.output
     table = check("--topic", "quick").stdout.splitlines()

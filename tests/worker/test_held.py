@@ -13,7 +13,7 @@ def test_claims_are_held_by_job_and_attempt() -> None:
     held, first = Held(), bare_claim(attempt=1)
     second = bare_claim(id=first.id, attempt=2)
     held.add([first, second])
-    held.discard([(first.id, 1)])
+    held.discard([first])
     assert held.snapshot() == {(first.id, 2): second}
 
 
@@ -21,8 +21,8 @@ def test_discarding_what_is_not_held() -> None:
     """Discarding twice is as good as once."""
     held, claim = Held(), bare_claim()
     held.add([claim])
-    held.discard([claim._holding])
-    held.discard([claim._holding])
+    held.discard([claim])
+    held.discard([claim])
     assert len(held) == 0
 
 
@@ -31,7 +31,7 @@ def test_a_snapshot_does_not_change() -> None:
     held, claim = Held(), bare_claim()
     held.add([claim])
     snapshot = held.snapshot()
-    held.discard([claim._holding])
+    held.discard([claim])
     assert snapshot == {claim._holding: claim}
 
 
@@ -41,7 +41,7 @@ def test_waiting_for_something_held() -> None:
     assert not held.wait(0.01)
     threading.Timer(0.01, lambda: held.add([claim])).start()
     assert held.wait(10)
-    held.discard([claim._holding])
+    held.discard([claim])
     assert not held.wait(0.01)
 
 
@@ -50,3 +50,16 @@ def test_a_shutdown_ends_waiting() -> None:
     held = Held()
     held.release_waiters()
     assert held.wait(10)
+
+
+def test_what_is_held_anew_stays() -> None:
+    """A claim that follows a give-back at the same attempt is held, though the one before it is let go late (I12)."""
+    held = Held()
+    before = bare_claim()
+    after = bare_claim(id=before.id)
+    held.add([before])
+    held.add([after])
+    held.discard([before])
+    assert held.snapshot() == {after._holding: after}
+    held.discard([after])
+    assert len(held) == 0

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
+import apps.contexts
 from apps.embedding import FAST, Heard, bare_claim, base_of, is_idle, job_class, put, put_many, work_off, working
 from brooq_sa import CancelJob, JobBase, PreserveAttempt, RawJob, RetryAfter, Worker
 from brooq_sa.events import JobClaimed, JobDead, JobDone, JobFailed, JobLeaseLost, JobRequeued
@@ -415,6 +416,41 @@ class TestClaiming:
         last_of_others = max(index for index, topic in enumerate(order) if topic != "topic-0")
         # Six topics take turns: five jobs of each of the others are done within a few rounds of six.
         assert last_of_others < 40
+
+    @pytest.mark.parametrize("isolation", [None, "process"])
+    def test_what_a_handler_sets_in_its_context_ends_with_it(self, db: Database, isolation: str | None) -> None:
+        """Coroutines that follow each other in a slot, or in a child, each have a context of their own (W3)."""
+        job = apps.contexts.Isolated if isolation else apps.contexts.Setting
+        put_many(db, [job(number=number) for number in range(1, 6)])
+        with working(db, base_of(job), workers=1):
+            wait_until(lambda: is_idle(db), timeout=30, what="every job having ended")
+        assert [row["last_error"] for row in db.rows()] == [None] * 5
+
+    def test_a_flood_does_not_hide_other_topics(self, db: Database) -> None:
+        """While one topic's jobs wait here by the hundred, a job of another is started soon."""
+
+        class Jobs(JobBase):
+            pass
+
+        left = threading.Event()
+
+        class Flood(Jobs, topic="flood"):
+            def run(self, claim: Any) -> None:
+                if not left.is_set():
+                    time.sleep(0.0005)
+
+        class Other(Jobs, topic="other"):
+            def run(self, claim: Any) -> None:
+                left.set()
+
+        put_many(db, [Flood() for _ in range(6_000)])
+        with working(db, Jobs, workers=2) as worker:
+            wait_until(lambda: len(worker._held) > 50, what="jobs being taken ahead")
+            put(db, Other())
+            assert left.wait(10)
+            assert db.execute("SELECT count(*) AS count FROM job WHERE topic = 'flood' AND state = 'pending'")[0][
+                "count"
+            ]
 
     def test_unknown_topics_are_left_alone(self, db: Database) -> None:
         """A topic that the base does not know, or that the worker was not given, is not touched (I5, I6)."""
