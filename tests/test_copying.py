@@ -165,10 +165,13 @@ def test_row_security(pg: Database, copied: list[int]) -> None:
 def test_a_refused_row_is_told_as_sqlalchemy_tells_it(pg: Database) -> None:
     """A trigger's refusal is an error of SQLAlchemy's with the driver's inside, and nothing is written."""
     pg.execute(
-        "CREATE FUNCTION refuse_copied() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+        "CREATE FUNCTION refuse_copied() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
     )
-    pg.execute("""CREATE TRIGGER refuse BEFORE INSERT ON job FOR EACH ROW WHEN (NEW.payload ->> 'text' = '77')
-        EXECUTE FUNCTION refuse_copied()""")
+    pg.execute(
+        "CREATE TRIGGER refuse BEFORE INSERT ON job FOR EACH ROW WHEN (NEW.payload ->> 'text' = '77')"
+        " EXECUTE FUNCTION refuse_copied()"
+    )
     try:
         with Session(pg.engine) as session:
             with pytest.raises(DBAPIError, match="not this one") as caught:

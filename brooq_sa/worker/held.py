@@ -71,5 +71,8 @@ class Held:
         """Let `wait` return, for a shutdown."""
         self._some.set()
 
+    def __contains__(self, holding: Holding) -> bool:
+        return holding in self._claims
+
     def __len__(self) -> int:
         return len(self._claims)

@@ -160,6 +160,10 @@ class Settling:
                 written = self._store.settle(connection, self._worker, outcomes.values())
                 if doubtful := asked_before - written:
                     written |= self._store.settled(connection, [outcomes[holding] for holding in doubtful])
+                    # One that this worker has taken again since had been written, or nobody could have taken it.
+                    written |= {
+                        (job_id, attempt) for job_id, attempt in doubtful if (job_id, attempt + 1) in self._held
+                    }
         except Exception as error:
             self._failed(error, outcomes, gives_back)
             raise
