@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 import click
 
@@ -46,7 +47,7 @@ def reported(*, show_traceback: bool) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        _write_no_more()
+        _write_no_more(sys.stdout)
     except click.ClickException as failure:
         _show_cause(failure.__cause__, show_traceback)
         raise
@@ -82,8 +83,17 @@ def database_said(error: Exception) -> str:
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()) or type(error).__name__
 
 
-def _write_no_more() -> None:
+def drop_unwritable() -> None:
+    """Let go of what handlers have printed and nobody can take: a full disk, a reader that has gone."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _write_no_more(stream)
+
+
+def _write_no_more(stream: TextIO) -> None:
     # What is still buffered would fail again when Python flushes it at exit.
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

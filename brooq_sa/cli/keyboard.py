@@ -55,5 +55,5 @@ class Keyboard:
 
 def keys(text: str) -> list[str]:
     """What was typed, key by key: characters, or names of those that are none."""
-    found = (_NAMES.get(key, key) for key in _KEY.findall(text))
-    return [key for key in found if key.isprintable()]
+    typed: list[str] = _KEY.findall(text)
+    return [key for key in (_NAMES.get(each, each) for each in typed) if key.isprintable()]

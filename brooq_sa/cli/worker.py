@@ -17,6 +17,7 @@ from brooq_sa.durations import format_duration
 
 from .bases import load_base
 from .codes import DONE, ENDED_AT_ONCE, REFUSED, Command
+from .failing import drop_unwritable
 from .options import json_option, url_option
 from .printing import print_json, print_table
 from .settings import effective, hidden, http_option, log_options, read_settings, settings_options
@@ -150,6 +151,7 @@ def _work(runner: Worker, stopping: Stopping, supervisor: Supervisor) -> None:
     # On a thread of its own, so that this one hears a second signal whatever the stop is waiting for.
     with ThreadPoolExecutor(1, "stop") as thread:
         is_written = _outcome(thread.submit(runner.stop), supervisor)
+    drop_unwritable()
     if not is_written:
         raise SystemExit(REFUSED)
 

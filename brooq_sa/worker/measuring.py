@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Table
+from sqlalchemy import Connection, Table
 
 from ..observer import Observer
 from ..store import Claimed, Holding, JobStore, Renewal
@@ -31,8 +32,8 @@ class MeasuredStore(JobStore):
         self._observer.moved("settle", len(written), time.monotonic() - begun_at)
         return written
 
-    def renew(self, connection: Any, worker: str, held: Collection[Holding], *lease_for: Any) -> Renewal:
+    def renew(self, connection: Connection, worker: str, held: Collection[Holding], lease_for: timedelta) -> Renewal:
         begun_at = time.monotonic()
-        renewal = super().renew(connection, worker, held, *lease_for)
+        renewal = super().renew(connection, worker, held, lease_for)
         self._observer.moved("renew", len(held), time.monotonic() - begun_at)
         return renewal

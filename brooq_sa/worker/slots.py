@@ -99,11 +99,8 @@ class Slots:
         """
         claim = finished.claim
         with self._lock:
-            is_hung = claim._is_hung
-            if not is_hung:
-                claim._has_ended = True
-                self._pace.note(claim.topic)
-                following = self._free(finished)
+            is_hung: bool = claim._is_hung
+            following = None if is_hung else self._end(finished)
         if is_hung:
             self._events.publish(facts.late(claim))
             return True, None
@@ -111,6 +108,11 @@ class Slots:
             self._hand_over(following)
             following = None
         return False, following
+
+    def _end(self, finished: Finished) -> Assignment | None:
+        finished.claim._has_ended = True
+        self._pace.note(finished.claim.topic)
+        return self._free(finished)
 
     def _free(self, finished: Finished) -> Assignment | None:
         """Free a slot; the attempt that takes it."""

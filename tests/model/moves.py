@@ -139,7 +139,7 @@ def is_old(row: Row, _terms: Terms) -> bool:
 
 
 _ONE = "job.id = %(job_id)s::UUID"
-_AMONG = "job.id = ANY (CAST(%(ids)s::VARCHAR AS UUID[]))"
+_AMONG = "job.id = ANY (%(ids)s::UUID[])"
 _PROCESSING = "job.state = 'processing'"
 _HOLDER = "job.locked_by IS NOT DISTINCT FROM %(worker)s::VARCHAR"
 _HOLDER_BY_INDEX = "job.locked_by = %(worker)s::VARCHAR"
