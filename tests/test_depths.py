@@ -101,7 +101,10 @@ def test_many_jobs_are_estimated(db: Database, state: str) -> None:
         assert 0.7 * 3 * MANY < number < 1.3 * 3 * MANY
     else:
         assert MANY - 5 <= number <= MANY
-    assert found.jobs["work", State.DEAD] == 5
+    if db.name == "postgresql" and State.DEAD in found.estimated:  # of five rows a sample may have none, or all
+        assert 0 <= found.jobs.get(("work", State.DEAD), 0) <= 25
+    else:
+        assert found.jobs["work", State.DEAD] == 5
 
 
 def test_an_old_transaction_is_seen(pg: Database) -> None:

@@ -18,7 +18,7 @@ from brooq_sa.metrics import Families
 from test_monitoring import families
 
 PACKAGE = Path(log.__file__).parent
-PAGE = (PACKAGE.parent / "docs" / "observability.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "observability.md").read_text(encoding="utf-8")
 
 LOOPS = ("claiming", "settling", "heartbeat", "upkeep", "watchdog", "listener", "metrics", "gauges")
 
