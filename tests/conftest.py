@@ -7,16 +7,19 @@ that is free.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 from pytest_postgresql.executors import PostgreSQLExecutor
 from sqlalchemy import Engine, create_engine, text
 
+from brooq_sa import log
 from databases import Database, make_engine, migrate
 from postgresql_server import PG_CTL, find_binaries, for_ordinary_user, is_refused_by_postgresql
 from processes import Processes
@@ -58,6 +61,19 @@ def _server_folder(config: pytest.Config) -> Path:
     wrapped = for_ordinary_user(binaries)
     config.add_cleanup(lambda: shutil.rmtree(wrapped))
     return wrapped
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """A test that configures the log does so for itself alone: what others write is not to be gathered, nor is its form."""
+    root = logging.getLogger()
+    handlers, level, configured = root.handlers[:], root.level, log._configured
+    yield
+    if log._configured != configured:
+        log._configured = configured
+        structlog.reset_defaults()
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

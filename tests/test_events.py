@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import uuid
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_events_are_values() -> None:
 )
 def test_a_worker_tells_what_happened(db: Database, error: Exception | None, names: list[str]) -> None:
     """Each fact comes once, after the database has it, with job, topic, attempt and worker (W3)."""
-    in_row: list[tuple[str, str]] = []
+    in_row: list[tuple[Event, Any]] = []
 
     def handler(job: object, claim: object) -> None:
         if error is not None:
@@ -110,7 +111,7 @@ def test_a_worker_tells_what_happened(db: Database, error: Exception | None, nam
     longest = "1h" if isinstance(error, PreserveAttempt) else "0s"
     job = job_class(handler, max_attempts=2, backoff_base=longest, backoff_max=longest)
     with working(db, base_of(job)) as worker:
-        worker.events.subscribe(lambda event: in_row.append((type(event).__name__, db.row(event.id)["state"])))
+        worker.events.subscribe(lambda event: in_row.append((event, db.row(event.id))))
         heard = Heard(worker.events)
         job_id = put(db, job())
         for kind in (JobClaimed, JobDone, JobFailed, JobDead, JobCanceled):
@@ -119,8 +120,9 @@ def test_a_worker_tells_what_happened(db: Database, error: Exception | None, nam
     assert {(event.id, event.topic, event.worker) for event in heard.all(Event)} == {(job_id, "work", worker.id)}
     assert [event.attempt for event in heard.all(Event)] == ([1, 1, 2, 2] if len(names) == 4 else [1, 1])
     states = {"JobClaimed": "processing", "JobDone": "done", "JobDead": "dead", "JobCanceled": "canceled"}
-    for name, state in in_row:
-        assert state == states.get(name, "failed")
+    for event, row in in_row:
+        # A failed job that is due at once may have been taken again by then.
+        assert row["state"] == states.get(type(event).__name__, "failed") or row["attempts"] > event.attempt
 
 
 def test_events_say_how_long_it_took(db: Database) -> None:
