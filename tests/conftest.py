@@ -65,7 +65,7 @@ def _server_folder(config: pytest.Config) -> Path:
 
 @pytest.fixture(autouse=True)
 def _log_as_it_was() -> Iterator[None]:
-    """A test that configures the log does so for itself alone: what others write is not to be gathered, nor is its form."""
+    """A test that configures the log does so for itself alone, and not for those that follow."""
     root = logging.getLogger()
     handlers, level, configured = root.handlers[:], root.level, log._configured
     yield
