@@ -84,6 +84,8 @@ def ahead(job: Table) -> Executable:
             tuple_(job.c.priority, job.c.available_at, job.c.id) < place,
             job.c.available_at <= now(),
         )
+        # In the order of the index: a bitmap of all of them would be made before the limit ends it.
+        .order_by(job.c.priority, job.c.available_at, job.c.id)
         .limit(literal_column(str(MOST_AHEAD), Integer()))
         .subquery()
     )

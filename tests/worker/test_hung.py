@@ -85,8 +85,7 @@ def test_one_that_ends_in_time_is_not_hung(db: Database) -> None:
         worker.events.subscribe(events.append)
         with db.engine.begin() as connection:
             job_id = enqueue(connection, Stuck()).id
-        wait_until(lambda: db.row(job_id)["state"] == "processing", what="the job being taken")
-        claim = next(iter(worker._held.snapshot().values()))
+        [claim] = wait_until(lambda: list(worker._held.snapshot().values()), what="the job being taken")
         wait_until(lambda: claim.should_stop, what="the handler being told")
         GO_ON.set()
         # What it does after it was told counts all the same, if it succeeds.
