@@ -164,11 +164,11 @@ def test_busy_slots_are_no_fault(db: Database) -> None:
     """A worker whose slots are all taken for long claims nothing, and is ready all the same (W2)."""
     release = threading.Event()
     job = job_class(lambda job, claim: release.wait(20))
-    with working(db, base_of(job), workers=1, lease="1s") as worker:
+    with working(db, base_of(job), workers=1, lease="3s") as worker:
         put(db, job())
         wait_until(lambda: "processing" in db.states() and not worker.unready, what="the job being taken")
         began_at = time.monotonic()
-        while time.monotonic() - began_at < 1.5:  # longer than a lease
+        while time.monotonic() - began_at < 3.5:  # longer than a lease
             assert (worker.unready, worker.is_alive) == ([], True)
             time.sleep(0.05)
         release.set()
