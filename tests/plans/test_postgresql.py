@@ -107,7 +107,8 @@ def test_claim_reads_what_it_takes(connection: Connection, room: int) -> None:
         claimed = STORE.claim(connection, {loaded.TOPIC: room}, room=room, worker="me", lease=LEASE)
     assert [job.priority for job in claimed] == [0] * room
     [plan] = plans
-    assert fits(plan, taken=room, pages_each=40, pages_at_least=60)
+    # Some sixty, and what the tests before this one have rolled back, which no vacuum may clear away: it counts anew.
+    assert fits(plan, taken=room, pages_each=40, pages_at_least=100)
     assert locks_once(plan, at_most=room)
     assert plan.rows_read <= 3 * room + 10, plan
 
