@@ -71,13 +71,13 @@ def copy_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None
                     break
                 copy.write(chunk)
     except _Abandoned:
-        if refusal is not None:
-            raise refusal from None
-        raise
+        pass  # the refusal is raised below, with its own cause and without this detour
     except connection.dialect.loaded_dbapi.Error as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None
         raise _as_sqlalchemy_tells(error, statement, connection) from error
+    if refusal is not None:
+        raise refusal
 
 
 class _Abandoned(Exception):

@@ -89,10 +89,9 @@ class Claiming:
         pause = None
         try:
             want, most = self._wanted(room)
-            claimed = self._ask(want, most, asked_at) if want else []
-            if claimed:
+            if claimed := self._ask(want, most, asked_at):
                 self._begin(claimed, asked_at)
-            elif want:
+            else:
                 pause = self._pause()
         finally:
             self._slots.asked(asked_at, pause)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
@@ -25,7 +24,7 @@ from ..outcomes import without_text
 from ..states import State
 from ..store import Holding, JobStore, Outcome
 from . import facts
-from .attempts import Finished
+from .attempts import Finished, about
 from .held import Held
 from .slots import Slots
 
@@ -120,7 +119,7 @@ class Settling:
                     if not is_about_rows(error):
                         raise
                     reason = error.orig if isinstance(error, DBAPIError) else error
-                    get_logger().warning("outcome_postponed", error=str(reason), **_bound(finished))
+                    get_logger().warning("outcome_postponed", error=str(reason), **about(finished.claim))
                     failed.append(finished)
                 else:
                     self._report([finished], written)
@@ -143,7 +142,7 @@ class Settling:
         except (StatementError, ValueError) as error:
             if finished.outcome.error is None or not is_refused(error):
                 raise
-            get_logger().error("error_text_refused", error=type(error).__name__, **_bound(finished))
+            get_logger().error("error_text_refused", error=type(error).__name__, **about(finished.claim))
             plain = without_text(finished.outcome, error)
         return self._write([finished._replace(outcome=plain)])
 
@@ -204,8 +203,3 @@ class Settling:
 
 def _is_success(finished: Finished) -> bool:
     return finished.outcome is not None and finished.outcome.state is State.DONE
-
-
-def _bound(finished: Finished) -> dict[str, Any]:
-    claim = finished.claim
-    return {"job_id": str(claim.id), "topic": claim.topic, "attempt": claim.attempt, "worker": claim.worker}

@@ -45,11 +45,15 @@ def busy(pg_server: PostgreSQLExecutor, pg_maintenance: Engine, pg_template: str
 @pytest.fixture(scope="module", params=list(loaded.STATISTICS))
 def statistics(request: pytest.FixtureRequest, busy: Engine) -> str:
     """What the planner believes about the table."""
-    with busy.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM job"))  # what earlier tests rolled back costs later ones nothing
-    with busy.begin() as connection:
-        loaded.STATISTICS[request.param](connection)
+    _sweep(busy, request.param)
     return str(request.param)
+
+
+def _sweep(busy: Engine, statistics: str) -> None:
+    with busy.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM (INDEX_CLEANUP ON) job"))  # what earlier tests rolled back costs nothing then
+    with busy.begin() as connection:
+        loaded.STATISTICS[statistics](connection)
 
 
 @pytest.fixture(params=["custom", "generic"])
@@ -100,6 +104,13 @@ def held_by(connection: Connection, worker: str) -> list[Holding]:
     return [(job_id, attempt) for job_id, attempt in rows]
 
 
+@pytest.fixture
+def _swept(busy: Engine, statistics: str) -> None:
+    """What other tests have rolled back is cleared away, and the planner believes what it did."""
+    _sweep(busy, statistics)
+
+
+@pytest.mark.usefixtures("_swept")
 @pytest.mark.parametrize("room", [1, 10, 100])
 def test_claim_reads_what_it_takes(connection: Connection, room: int) -> None:
     """200,000 jobs of another topic, scheduled before it, or finished cost a claim nothing (I2, M6)."""
@@ -107,8 +118,7 @@ def test_claim_reads_what_it_takes(connection: Connection, room: int) -> None:
         claimed = STORE.claim(connection, {loaded.TOPIC: room}, room=room, worker="me", lease=LEASE)
     assert [job.priority for job in claimed] == [0] * room
     [plan] = plans
-    # Some sixty, and what the tests before this one have rolled back, which no vacuum may clear away: it counts anew.
-    assert fits(plan, taken=room, pages_each=40, pages_at_least=100)
+    assert fits(plan, taken=room, pages_each=40, pages_at_least=60)
     assert locks_once(plan, at_most=room)
     assert plan.rows_read <= 3 * room + 10, plan
 
