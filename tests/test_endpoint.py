@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
 import time
@@ -130,7 +132,7 @@ def test_slow_clients_hold_up_nobody_for_long(address: str, monkeypatch: pytest.
 def test_a_client_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that is not taken is given up after a while, and the thread serves others."""
     monkeypatch.setattr(endpoint, "TO_LISTEN", 0.3)
-    monkeypatch.setattr(endpoint, "THREADS", 1)
+    monkeypatch.setattr(endpoint, "THREADS", 2)  # one of which answers
     large = Answer(HTTPStatus.OK, b"x" * 50_000_000)
     serving = Endpoint(ANYWHERE, {"/large": lambda _: large, "/hello": hello})
     address = serving.open()
@@ -140,6 +142,52 @@ def test_a_client_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
             assert fetch(address, "/hello")[0] == 200
     finally:
         serving.close()
+
+
+def test_what_waits_for_nothing_is_answered_under_siege() -> None:
+    """While others dawdle, read nothing or fill the queue, a page that waits for nothing comes at once (W2).
+
+    A liveness probe that is not answered has its worker killed, and the jobs that it runs with it.
+    """
+    is_over = threading.Event()
+
+    def slow(headers: Mapping[str, str]) -> Answer:
+        is_over.wait(30)
+        return Answer(HTTPStatus.OK, b"at last\n")
+
+    serving = Endpoint(ANYWHERE, {"/slow": slow, "/hello": hello}, at_once=["/hello"])
+    address = serving.open()
+    clients = []
+    try:
+        for _ in range(3):
+            for number in range(endpoint.MOST_ASKING):
+                clients.append(connect(address))
+                clients[-1].sendall(b"GET /slow HTTP/1.1\r\n\r\n" if number % 2 else b"GET ")
+            asked_at = time.monotonic()
+            assert fetch(address, "/hello") == (200, "hello \n")
+            assert time.monotonic() - asked_at < endpoint.TO_ASK
+        # What the threads and the queue cannot take is refused.
+        assert exchange(address, b"GET /slow HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503 ")
+    finally:
+        is_over.set()
+        serving.close()
+        for client in clients:
+            client.close()
+
+
+def test_without_descriptors_it_waits(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has no descriptor left for a client does not spin; the client is let in once there is one (W2)."""
+    accept, refused = socket.socket.accept, []
+
+    def scarce(listening: socket.socket) -> tuple[socket.socket, object]:
+        if len(refused) < 3:
+            refused.append(time.monotonic())
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", scarce)
+    assert fetch(address, "/hello")[0] == 200
+    assert refused[2] - refused[0] >= 2 * endpoint.OUT_OF_DESCRIPTORS
 
 
 def test_threads_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
