@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,10 +29,10 @@ LEAST_COUNTED = 100
 """How many of a topic's jobs are counted, however many topics share `COUNTED`."""
 
 MOST_TOPICS = 200
-"""How many topics are looked at; those after them in the alphabet are left out."""
+"""How many topics have their jobs counted beside those that whoever asks has named; others are left out."""
 
 MOST_HEADS = 2_000
-"""How many topics and priorities are looked at in search of the oldest job."""
+"""How many topics and priorities are looked at in search of the oldest job, beside those of the topics named."""
 
 SAMPLED_PAGES = 300
 """Of the table, for an estimate."""
@@ -60,7 +60,7 @@ class Snapshot:
     Attributes:
         jobs: how many, by topic and state.
         oldest: for how many seconds the oldest due job has been due, by topic; topics without one are left out.
-        waiting: the topics that have ready jobs, due or not.
+        waiting: the topics that have ready jobs, due or not; all that were named, and up to `MOST_HEADS` others.
         estimated: the states some of whose numbers are estimates, or on SQLite only the least that it can be.
         rows: alive in the table, as PostgreSQL estimates; None on SQLite.
         dead_rows: not yet vacuumed, likewise.
@@ -80,10 +80,14 @@ class Snapshot:
     seconds: float = 0.0
 
 
-def look(connection: Connection, table: Table) -> Snapshot:
-    """Look once, in the connection's transaction."""
+def look(connection: Connection, table: Table, named: Collection[str] = ()) -> Snapshot:
+    """Look once, in the connection's transaction.
+
+    Args:
+        named: topics that are looked at in any case, however many others there are.
+    """
     begun_at = time.monotonic()
-    reading = _Reading(connection, table)
+    reading = _Reading(connection, table, named)
     reading.look()
     return Snapshot(
         jobs=dict(reading.jobs),
@@ -101,9 +105,10 @@ class _Reading:
 
     connection: Connection
     table: Table
+    named: Collection[str]
     jobs: Counter[tuple[str, State]] = field(default_factory=Counter)
     oldest: dict[str, float] = field(default_factory=dict)
-    waiting: list[str] = field(default_factory=list)
+    waiting: dict[str, None] = field(default_factory=dict)
     cut: set[State] = field(default_factory=set)
     server: dict[str, Any] = field(default_factory=dict)
 
@@ -121,16 +126,27 @@ class _Reading:
                 self._estimate(pages)
 
     def _look_at_heads(self) -> None:
-        for topic, seconds in self.connection.execute(depths.heads(self.table), {"most": MOST_HEADS}):
-            if topic not in self.waiting:
-                self.waiting.append(topic)
+        heads = self.connection.execute(depths.heads(self.table), {"most": MOST_HEADS}).all()
+        self._note(heads)
+        if len(heads) >= MOST_HEADS:  # some topics, or priorities of the last, have not come up
+            for topic in sorted(topic for topic in self.named if topic not in self.waiting or topic == heads[-1][0]):
+                asked = {"of_topic": topic, "most": MOST_HEADS}
+                self._note(self.connection.execute(depths.heads_of_topic(self.table), asked).all())
+
+    def _note(self, heads: Iterable[Any]) -> None:
+        for topic, seconds in heads:
+            self.waiting.setdefault(topic)
             if seconds > 0:
                 self.oldest[topic] = max(float(seconds), self.oldest.get(topic, 0.0))
 
     def _count_ready(self) -> None:
-        topics = self.waiting[:MOST_TOPICS]
-        most = max(LEAST_COUNTED, COUNTED // max(1, len(topics)))
-        for topic in topics:
+        named = {*self.named}
+        topics = sorted(self.waiting, key=lambda topic: topic not in named)
+        looked_at = topics[: max(MOST_TOPICS, len(named.intersection(topics)))]
+        if looked_at != topics:
+            self.cut.update(READY)
+        most = max(LEAST_COUNTED, COUNTED // max(1, len(looked_at)))
+        for topic in looked_at:
             rows = self.connection.execute(depths.ready(self.table), {"of_topic": topic, "most": most}).all()
             self.jobs.update({(topic, State(state)): count for state, count in rows})
             if sum(count for _, count in rows) >= most:
@@ -193,12 +209,18 @@ class Depths:
         self._changed = threading.Condition()
         self._snapshot: Snapshot | None = None
         self._looked_at = 0.0
+        self._named: frozenset[str] = frozenset()
         self._is_wanted = False
         self._is_closed = False
 
-    def current(self, patience: float = PATIENCE) -> Snapshot | None:
-        """The last look; None if there was none for a while."""
+    def current(self, named: Iterable[str] = (), *, patience: float = PATIENCE) -> Snapshot | None:
+        """The last look; None if there was none for a while.
+
+        Args:
+            named: topics that looks from now on take in, however many others there are.
+        """
         with self._changed:
+            self._named |= frozenset(named)
             if self._is_due():
                 self._is_wanted = True
                 self._changed.notify_all()
@@ -245,6 +267,6 @@ class Depths:
     def _look(self) -> None:
         # Nothing is written, so on SQLite it need not wait for whoever writes.
         with connect(self._engine).execution_options(**{BEGIN_OPTION: "DEFERRED"}) as connection:
-            snapshot = look(connection, self.table)
+            snapshot = look(connection, self.table, self._named)
         with self._changed:
             self._snapshot, self._looked_at = snapshot, time.monotonic()

@@ -44,6 +44,7 @@ from .events import (
     JobRequeued,
     enqueues,
 )
+from .exc import SettingsError
 from .observer import Observer
 from .states import State
 
@@ -154,6 +155,7 @@ class Families:
         self.part = gauge(
             "brooq_worker_part_up", "1 if this part of the worker reaches the database, 0 if not.", "livemin", "part"
         )
+        self.enqueues = _Enqueues(self.enqueued)
         self.depths = DepthCollector(self.sources)
         registry.register(self.depths)
 
@@ -193,7 +195,7 @@ class Families:
 
     def exposition(self, accept: str = "") -> tuple[str, bytes]:
         """The content type and text of all metrics there are, as a scraper accepts them."""
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = _encoder(accept)
         if not is_multiprocess():
             return content_type, encode(self.registry)
         self.refresh()
@@ -205,9 +207,28 @@ class Families:
         return content_type, encode(whole)
 
 
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    try:
+        return choose_encoder(accept)
+    except Exception:  # noqa: BLE001 - prometheus-client raises at a version that is no number; anybody may ask for one
+        return choose_encoder("")
+
+
 def is_multiprocess() -> bool:
     """Whether metrics are kept in files that several processes share."""
     return bool(os.environ.get(MULTIPROCESS))
+
+
+def check_folder() -> None:
+    """Refuse a folder that no file can be made in.
+
+    Raises:
+        SettingsError: it is not there, or not to be written to.
+    """
+    folder = os.environ.get(MULTIPROCESS)
+    if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        fault = "is no folder that this process may write to"
+        raise SettingsError([f"{MULTIPROCESS}: {folder!r} {fault}. Make it, empty, or unset the variable."])
 
 
 def forget_the_dead(folder: str) -> None:
@@ -226,7 +247,17 @@ def _is_alive(process: int) -> bool:
         return False
     except PermissionError:
         return True
-    return True
+    return not _is_zombie(process)
+
+
+def _is_zombie(process: int) -> bool:
+    """Whether it has ended, and its parent has not asked how: nobody does in many a container."""
+    try:
+        said = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # another system than Linux, or gone by now
+        return False
+    # The state follows the program's name, which is in parentheses and may have some in it: proc_pid_stat(5).
+    return said.rpartition(")")[2].split()[:1] in (["Z"], ["X"])
 
 
 class _Refresh:
@@ -267,7 +298,11 @@ class DepthCollector:
         for source in list(self._sources):
             known = {*source.known, *(tables[source.key].known if source.key in tables else ())}
             tables[source.key] = source._replace(known=known)
-        looks = [(look, source.known) for source in tables.values() if (look := source.depths.current()) is not None]
+        looks = [
+            (look, source.known)
+            for source in tables.values()
+            if (look := source.depths.current(source.known)) is not None
+        ]
         return _depth_families(looks) if looks else iter(())
 
 
@@ -346,6 +381,45 @@ def _oldest(looks: list[tuple[Snapshot, Collection[str]]]) -> Metric:
     for topic, age in sorted(ages.items()):
         family.add_metric([topic], age)
     return family
+
+
+class _Enqueues:
+    """Counts each enqueued job once, however many in this process want it counted."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._lock = threading.Lock()
+        self._known: dict[Hub[JobEnqueued], tuple[Collection[str], ...]] = {}
+        self._unsubscribe: dict[Hub[JobEnqueued], Callable[[], None]] = {}
+
+    def add(self, known: Collection[str], hub: Hub[JobEnqueued]) -> Callable[[], None]:
+        """Count what the hub tells from now on, with series for these topics too; the answer ends that."""
+        for topic in known:
+            self._counter.labels(topic)
+        with self._lock:
+            self._known[hub] = (*self._known.get(hub, ()), known)
+            if hub not in self._unsubscribe:
+                self._unsubscribe[hub] = hub.subscribe(lambda event: self._count(event, hub))
+        is_over = threading.Event()
+
+        def end() -> None:
+            if not is_over.is_set():
+                is_over.set()
+                self._end(known, hub)
+
+        return end
+
+    def _end(self, known: Collection[str], hub: Hub[JobEnqueued]) -> None:
+        with self._lock:
+            left = list(self._known[hub])
+            left.remove(known)
+            self._known[hub] = tuple(left)
+            if not left:
+                self._unsubscribe.pop(hub)()
+
+    def _count(self, event: JobEnqueued, hub: Hub[JobEnqueued]) -> None:
+        is_known = any(event.topic in known for known in self._known[hub])
+        self._counter.labels(event.topic if is_known else UNKNOWN).inc()
 
 
 class _OfTopic:
@@ -455,17 +529,11 @@ def count_enqueues(
 ) -> Callable[[], None]:
     """Count the jobs that this process enqueues, once they are committed; the answer ends that.
 
-    A worker that has metrics does so by itself. This is for processes that only enqueue.
+    A worker that has metrics does so by itself. This is for processes that only enqueue. Each job counts once, however
+    many workers and calls of this there are in the process.
 
     Args:
         known: the topics that have series of their own, such as the registry of a base; the others share one.
         registry: where the counter is; by default prometheus-client's own.
     """
-    family = Families.of(registry).enqueued
-    for topic in known:
-        family.labels(topic)
-
-    def count(event: JobEnqueued) -> None:
-        family.labels(event.topic if event.topic in known else UNKNOWN).inc()
-
-    return hub.subscribe(count)
+    return Families.of(registry).enqueues.add(known, hub)

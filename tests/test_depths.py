@@ -89,6 +89,26 @@ def test_many_topics_and_priorities(db: Database) -> None:
     assert set(found.jobs.values()) == {2}
 
 
+@pytest.mark.parametrize("topics", [depths.MOST_TOPICS + 5, depths.MOST_HEADS + 5])
+def test_a_flood_of_topics_hides_none_that_is_named(db: Database, topics: int) -> None:
+    """Behind any number of other topics, one that is named has its true depth and age, and it is told of (W2)."""
+    add(db, topics, "a-", "pending")
+    db.execute("UPDATE job SET topic = topic || substr(CAST(id AS text), 1, 13)")
+    for topic, priority in (("a", 9), ("z", 3), ("z", 7)):
+        add(db, 2, topic, "pending", due="-1000 seconds", priority=priority)
+    add(db, 2, "z.later", "pending", due="+1 hours")
+    with db.engine.connect() as connection:
+        found = depths.look(connection, JOB, {"z", "z.later", "none", "a"})
+    assert (found.jobs["z", State.PENDING], found.jobs["z.later", State.PENDING]) == (4, 2)
+    assert ("none", State.PENDING) not in found.jobs
+    assert found.jobs["a", State.PENDING] == 2
+    assert {topic for topic in found.oldest if not topic.startswith("a-")} == {"a", "z"}
+    assert 900 < found.oldest["z"] < 1_100
+    assert {"z", "z.later"} <= found.waiting
+    assert State.PENDING in found.estimated
+    assert len(found.waiting) <= depths.MOST_HEADS + 2
+
+
 @pytest.mark.parametrize("state", ["pending", "processing", "done"])
 def test_many_jobs_are_estimated(db: Database, state: str) -> None:
     """Above what is counted there is an estimate on PostgreSQL, and the least that it can be on SQLite (W2)."""

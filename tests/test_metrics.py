@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from brooq_sa.events import (
     JobRequeued,
     LateOutcomeRefused,
 )
+from brooq_sa.exc import SettingsError
 from brooq_sa.metrics import UNKNOWN, Families, WorkerMetrics, count_enqueues
 from databases import Database
 from processes import Processes
@@ -154,6 +157,31 @@ def test_enqueues_are_counted(db: Database) -> None:
     assert series(registry, "brooq_enqueued_total") == {("work",): 2, (UNKNOWN,): 1}
 
 
+def test_enqueues_are_counted_once(sqlite: Database) -> None:
+    """However many ask for it, each job counts once, and for as long as one of them has not had enough (W2)."""
+    registry = CollectorRegistry()
+    stops = [count_enqueues(["work"], registry), count_enqueues(["work"], registry), count_enqueues(["mail"], registry)]
+
+    def tell(topic: str) -> None:
+        with sqlite.engine.begin() as connection:
+            enqueued.tell(connection, [JobEnqueued(uuid.uuid4(), topic)])
+
+    try:
+        tell("work")
+        tell("mail")
+        stops[0]()
+        stops[0]()
+        tell("work")
+        assert series(registry, "brooq_enqueued_total") == {("work",): 2, ("mail",): 1}
+        stops[2]()
+        tell("mail")
+    finally:
+        for stop in stops:
+            stop()
+    tell("work")
+    assert series(registry, "brooq_enqueued_total") == {("work",): 2, ("mail",): 1, (UNKNOWN,): 1}
+
+
 @pytest.mark.parametrize("keyed", [False, True])
 def test_each_way_to_enqueue_counts(db: Database, keyed: bool) -> None:
     """One by one, in bulk, and by a chain: each committed job counts once, and a key that was taken does not (W2)."""
@@ -248,6 +276,44 @@ def test_a_drained_queue_reads_zero(db: Database) -> None:
         assert series(registry, "brooq_ready_oldest_age_seconds") == {("work",): 0}
 
 
+def test_a_flood_of_unknown_topics_hides_nothing(db: Database) -> None:
+    """Behind 2,500 topics that nobody declares, a declared one has its true depth and age, and they are one (W2)."""
+    job = job_class(lambda job, claim: None, topic="work")
+    with db.engine.begin() as connection:
+        enqueue_many(connection, [RawJob(f"flood-{number:04}", {}) for number in range(2_500)])
+        enqueue_many(connection, [NewJob(job(), delay="1h"), NewJob(job(), delay="1h", priority=9)])
+    with measured(db, base_of(job)) as (_, registry):
+        wait_for(registry, "brooq_jobs", 2, topic="work", state="pending")
+        assert {topic for _, topic in series(registry, "brooq_jobs")} == {"work", UNKNOWN}
+        assert (value(registry, "brooq_unknown_topics") or 0) >= depths.MOST_HEADS
+        assert value(registry, "brooq_jobs_estimated", state="pending") == 1
+
+
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=new", "text/plain;version=1..2", "\xff;;,="])
+def test_any_scraper_is_answered(sqlite: Database, accept: str) -> None:
+    """Whatever a scraper says that it accepts, it gets the metrics (W2)."""
+    registry = CollectorRegistry()
+    content_type, text = Families.of(registry).exposition(accept)
+    assert content_type.startswith("text/plain")
+    assert b"brooq_worker_slots" in text
+
+
+def test_tenants_are_told_apart(pg: Database) -> None:
+    """Two workers whose tables differ by the schema that a name is translated to are two tables, and add up (W2)."""
+    job = job_class(lambda job, claim: None)
+    tenants = [pg.engine.execution_options(schema_translate_map={None: name}) for name in ("public", "tenant")]
+    pg.execute("CREATE SCHEMA tenant")
+    pg.execute("CREATE TABLE tenant.job (LIKE public.job INCLUDING ALL)")
+    for engine in tenants:
+        with engine.begin() as connection:
+            enqueue(connection, job(), delay="1h")
+    registry = CollectorRegistry()
+    with ExitStack() as both:
+        for engine in tenants:
+            both.enter_context(looking_often(Worker(engine, base_of(job), metrics=registry, **FAST)))
+        wait_for(registry, "brooq_jobs", 2, topic="work", state="pending")
+
+
 def test_an_outage_shows(pg: Database) -> None:
     """Errors of the database are counted by the part that met them, which is down meanwhile; depth is not made up."""
     job = job_class(lambda job, claim: None)
@@ -297,7 +363,10 @@ def test_workers_share_a_registry(sqlite: Database) -> None:
             wait_for(registry, "brooq_jobs", 1, topic="other", state="done")
             assert value(registry, "brooq_worker_slots", state="free") == 6
             assert value(registry, "brooq_unknown_topics") == 0
+            assert series(registry, "brooq_enqueued_total") == {("work",): 1, ("other",): 1}
         wait_for(registry, "brooq_worker_slots", 2, state="free")
+        put(sqlite, one())
+        assert series(registry, "brooq_enqueued_total") == {("work",): 2, ("other",): 1}
         assert value(registry, "brooq_claimed_total", topic="other") == 1
         wait_for(registry, "brooq_jobs", 1, topic=UNKNOWN, state="done")
 
@@ -394,6 +463,26 @@ def test_several_processes_behind_one_port(processes: Processes, sqlite: Databas
     (processes.folder / "go").touch()
     done = (("outcome", "done"), ("topic", "work"))
     wait_until(lambda: scrape(address)["brooq_settle_total"][done] >= 1, what="a job being done", timeout=30)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system has no /proc")
+def test_a_process_that_nobody_has_buried_is_dead(tmp_path: Path) -> None:
+    """The gauges of one that has ended go, also while its parent has not asked how it ended (W2)."""
+    with subprocess.Popen([sys.executable, "-c", "", "(odd) Z name"]) as child:
+        wait_until(lambda: not metrics._is_alive(child.pid), what="the child being dead")
+        assert child.returncode is None  # nobody has asked, so it is a zombie
+        (tmp_path / f"gauge_livesum_{child.pid}.db").touch()
+        (tmp_path / f"gauge_livesum_{os.getpid()}.db").touch()
+        metrics.forget_the_dead(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [f"gauge_livesum_{os.getpid()}.db"]
+
+
+def test_a_folder_that_is_not_there(sqlite: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Several processes' folder has to be there; that it is not is told by name, with the next step (W2, U3)."""
+    monkeypatch.setenv(metrics.MULTIPROCESS, str(tmp_path / "nowhere"))
+    job = job_class(lambda job, claim: None)
+    with pytest.raises(SettingsError, match=r"PROMETHEUS_MULTIPROC_DIR: '.*nowhere' is no folder"):
+        Worker(sqlite.engine, base_of(job), http_addr="127.0.0.1:0")
 
 
 def address_of(child: Any) -> str:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     Executable,
     Float,
@@ -70,9 +71,24 @@ def heads(job: Table) -> Executable:
         .limit(literal_column("1"))
         .correlate(here)
     )
-    head = head.union_all(select(following.scalar_subquery()).select_from(head.join(here, here.c.id == head.c.id)))
-    found = head.join(job, job.c.id == head.c.id)
-    return select(job.c.topic, seconds_since(job.c.available_at)).select_from(found).limit(_most())
+    return _found(job, head, here, following)
+
+
+@cache
+def heads_of_topic(job: Table) -> Executable:
+    """The first job of each priority that `of_topic` has ready ones of, as `heads` gives them."""
+    first, here, ready = job.alias("first"), job.alias("here"), job.alias("ready")
+    of_topic = bindparam("of_topic", type_=Text())
+    start = select(first.c.id).where(first.c.topic == of_topic, is_ready(first)).order_by(*_order(first)[1:])
+    head = select(start.limit(literal_column("1")).scalar_subquery().label("id")).cte("head", recursive=True)
+    following = (
+        select(ready.c.id)
+        .where(is_ready(ready), ready.c.topic == of_topic, ready.c.priority > here.c.priority)
+        .order_by(*_order(ready)[1:])
+        .limit(literal_column("1"))
+        .correlate(here)
+    )
+    return _found(job, head, here, following)
 
 
 @cache
@@ -160,6 +176,13 @@ def oldest_transaction() -> Executable:
     of_prepared = select(func.min(prepared.c.prepared)).where(prepared.c.database == here).scalar_subquery()
     age = extract("epoch", func.statement_timestamp() - func.least(of_sessions, of_prepared))
     return select(func.greatest(age, literal_column("0")))
+
+
+def _found(job: Table, head: CTE, here: Any, following: Any) -> Executable:
+    """Each head, from the first and that which follows one."""
+    head = head.union_all(select(following.scalar_subquery()).select_from(head.join(here, here.c.id == head.c.id)))
+    found = head.join(job, job.c.id == head.c.id)
+    return select(job.c.topic, seconds_since(job.c.available_at)).select_from(found).limit(_most())
 
 
 def _order(job: Any) -> tuple[Any, ...]:

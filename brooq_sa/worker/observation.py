@@ -60,8 +60,9 @@ class Observation:
         http_addr: str | None,
         registry: CollectorRegistry | None,
     ) -> None:
-        from ..metrics import Families, Source, WorkerMetrics, count_enqueues, is_multiprocess
+        from ..metrics import Families, Source, WorkerMetrics, check_folder, count_enqueues, is_multiprocess
 
+        check_folder()
         self.families = Families.of(registry)
         known: Registry = base.registry
         counting = WorkerMetrics(self.families, known, topics)
@@ -75,7 +76,9 @@ class Observation:
         self._hung: set[Any] = set()
         self._lock = threading.Lock()
         self._depths = Depths(engine, base.__table__)
-        key = (engine.url.render_as_string(hide_password=False), base.__table__.fullname)
+        # A schema_translate_map makes of one name the tables of several tenants.
+        tenant = engine.get_execution_options().get("schema_translate_map")
+        key = (engine.url.render_as_string(hide_password=False), f"{base.__table__.fullname} {tenant}")
         self._source = Source(key, self._depths, known)
         self.loops = [Loop("metrics", self._depths.turn, worker=worker, observer=self.observer)]
         if is_multiprocess():
@@ -85,7 +88,11 @@ class Observation:
         self.address: str | None = None
         self._http_addr = http_addr
         pages = {"/metrics": self._show_metrics, "/healthz": self._show_alive, "/readyz": self._show_ready}
-        self._endpoint = Endpoint(http_addr, pages, is_shared=is_multiprocess()) if http_addr else None
+        self._endpoint = (
+            Endpoint(http_addr, pages, at_once=("/healthz", "/readyz"), is_shared=is_multiprocess())
+            if http_addr
+            else None
+        )
         self._is_stopping = False
 
     def open(self, health: Health, parts: Sequence[Loop]) -> None:
