@@ -177,7 +177,7 @@ def test_what_waits_for_nothing_is_answered_under_siege() -> None:
 
 def test_without_descriptors_it_waits(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has no descriptor left for a client does not spin; the client is let in once there is one (W2)."""
-    accept, refused = socket.socket.accept, []
+    accept, refused = socket.socket.accept, list[float]()
 
     def scarce(listening: socket.socket) -> tuple[socket.socket, object]:
         if len(refused) < 3:
