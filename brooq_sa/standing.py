@@ -18,7 +18,7 @@ from .jobs import JobBase, decode
 from .kinds import Registry
 from .session import _check_id, _operate
 from .statements import presence, standing
-from .states import READY, State
+from .states import State
 
 if TYPE_CHECKING:
     from .session import AsyncTarget, SyncTarget
@@ -31,6 +31,9 @@ IN_NO_TIME = 10.0
 
 OLD_SNAPSHOT = 60.0
 """Seconds from which on a snapshot is told of."""
+
+FAR_BEHIND = 100_000
+"""Transactions from which on a standby that holds back vacuum is told of."""
 
 NAMED = 5
 """How many workers or transactions a sentence names."""
@@ -51,7 +54,9 @@ class Reason(enum.StrEnum):
     UNDECODABLE = "undecodable payload"
     NO_WORKER = "no worker serves its topic"
     ALL_BUSY = "all slots busy"
+    WORKERS_LATE = "its workers are late"
     LOCKED = "row locked"
+    TABLE_LOCKED = "table locked"
     HELD_BACK = "vacuum held back"
     NEXT = "to be taken next"
 
@@ -64,7 +69,8 @@ class Why:
         id: of the job.
         reason: the first thing in its way, or where it ended.
         sentence: the same for people, with names and times.
-        notes: what else is in its way, or will be; and what can be done.
+        notes: what else is in its way, or will be.
+        cure: what to do; empty where there is nothing to do.
         facts: what the sentence was made of, by name; JSON can carry it.
     """
 
@@ -73,9 +79,15 @@ class Why:
     sentence: str
     notes: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    cure: str = ""
 
     def __str__(self) -> str:
-        return " ".join((self.sentence, *self.notes))
+        return " ".join(self.lines)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The sentence, the notes, and what to do."""
+        return (self.sentence, *self.notes, *([f"To do: {self.cure}"] if self.cure else []))
 
 
 @overload
@@ -107,19 +119,50 @@ def explain(connection: Connection, job: Table, job_id: uuid.UUID, registry: Reg
     Args:
         registry: the kinds that payloads are to be read with; None, and nothing is known but what attempts found.
     """
+    may_look = _may_look(connection)
+    if may_look and (locked := _locked_for_all(connection, job, job_id)) is not None:
+        return locked
     row = connection.execute(standing.standing(job), {"job_id": job_id}).mappings().first()
     if row is None:
-        return _not_found(connection, job, job_id)
-    return _Asking(connection, job, dict(row), registry).answer()
+        return _not_found(connection, job, job_id, may_look)
+    return _Asking(connection, job, dict(row), registry, may_look).answer()
 
 
-def _not_found(connection: Connection, job: Table, job_id: uuid.UUID) -> Why:
+def _locked_for_all(connection: Connection, job: Table, job_id: uuid.UUID) -> Why | None:
+    """The answer where to read the table would be to wait, which whoever asks has no time for."""
+    lockers = _table_lockers(connection, job)
+    if not any(each["is_alone"] for each in lockers):
+        return None
+    sentence = _table_lock(job, [each for each in lockers if each["is_alone"] or each["has_it"]])
+    note = "Nothing can be enqueued, claimed or read until that is over, this job neither."
+    return Why(job_id, Reason.TABLE_LOCKED, sentence, (note,), {"table_lockers": lockers}, _ending(lockers))
+
+
+def _table_lockers(connection: Connection, job: Table) -> list[dict[str, Any]]:
+    return _rows(connection, standing.table_lockers(), table=_place(connection, job))
+
+
+def _table_lock(job: Table, lockers: Sequence[dict[str, Any]]) -> str:
+    if having := [each for each in lockers if each["has_it"]]:
+        return f"Table {job.fullname!r} is locked by {_listed(map(_process, having))}."
+    first = lockers[0]
+    others = ", ".join(map(str, first["waits_for"][:NAMED])) or "others"
+    return (
+        f"Everybody who comes to table {job.fullname!r} waits behind {_process(first)}, which waits for a lock on it"
+        f" that process {others} keeps from it."
+    )
+
+
+def _place(connection: Connection, job: Table) -> str:
+    return connection.dialect.identifier_preparer.format_table(job)
+
+
+def _not_found(connection: Connection, job: Table, job_id: uuid.UUID, may_look: bool) -> Why:
     sentence = f"There is no job {job_id}: it was never committed, or retention or somebody has deleted it."
-    if not _may_look(connection):
+    if not may_look:
         note = "If the transaction that enqueued it is still open, nothing of it can be seen from here."
         return Why(job_id, Reason.NOT_FOUND, sentence, (note,))
-    name = connection.dialect.identifier_preparer.format_table(job)
-    writers = _rows(connection, standing.writers(), table=name)
+    writers = _rows(connection, standing.writers(), table=_place(connection, job))
     prepared = _rows(connection, standing.prepared())
     notes = []
     if writers:
@@ -131,25 +174,31 @@ def _not_found(connection: Connection, job: Table, job_id: uuid.UUID) -> Why:
         notes.append(f"Prepared and not committed: {_listed(map(_prepared, prepared))}.")
     if not notes:
         notes.append(f"No other transaction that is open has written to table {job.fullname!r}.")
-    return Why(job_id, Reason.NOT_FOUND, sentence, tuple(notes), {"writers": writers, "prepared": prepared})
+    cure = "Ask again once they have ended." if writers or prepared else "Look where it was enqueued for a rollback."
+    facts: dict[str, Any] = {"writers": writers, "prepared": prepared}
+    return Why(job_id, Reason.NOT_FOUND, sentence, tuple(notes), facts, cure)
 
 
 class _Asking:
     """One job's row, and the questions that follow from it."""
 
-    def __init__(self, connection: Connection, job: Table, row: dict[str, Any], registry: Registry | None) -> None:
+    def __init__(
+        self, connection: Connection, job: Table, row: dict[str, Any], registry: Registry | None, may_look: bool
+    ) -> None:
         self._connection = connection
         self._job = job
         self._row = row
         self._topic: str = row["topic"]
         self._fault = _unreadable(registry, row)
         self._workers = self._all_workers()
+        self._with_room: list[dict[str, Any]] = []
         self._live = [each for each in self._workers if each["is_live"]]
         self._serving = [each for each in self._live if self._topic in each["topics"]]
         columns = ("topic", "state", "attempts", "crashes", "priority")
         self._facts: dict[str, Any] = {name: row[name] for name in columns}
         self._notes: list[str] = []
-        self._may_look = row["state"] in READY and _may_look(connection)
+        self._cure = ""
+        self._may_look = may_look
 
     def answer(self) -> Why:
         match State(self._row["state"]):
@@ -159,7 +208,31 @@ class _Asking:
                 reason, sentence = self._waiting()
             case _:
                 reason, sentence = self._ended()
-        return Why(self._row["id"], reason, sentence, tuple(self._notes), self._facts)
+        cure = self._cure or self._usual_cure(reason)
+        return Why(self._row["id"], reason, sentence, tuple(self._notes), self._facts, cure)
+
+    def _usual_cure(self, reason: Reason) -> str:
+        job_id, topic = self._row["id"], self._topic
+        match reason:
+            case Reason.DEAD:
+                return f"Mend what the error names; `brooq-sa retry {job_id}` then gives it one attempt more."
+            case Reason.CANCELED:
+                return f"None, if that was meant; `brooq-sa retry {job_id}` sends it round again."
+            case Reason.UNDECODABLE:
+                return f"Mend the job class or the payload, then `brooq-sa retry {job_id}`."
+            case Reason.LEASED:
+                return f"None while it works; `brooq-sa cancel {job_id}` tells it to stop."
+            case Reason.PAUSED:
+                return f"`brooq-sa resume {topic}`, if what it was paused for is over."
+            case Reason.NOT_DUE:
+                return f"None, if that was meant; `brooq-sa run-now {job_id}` does not wait."
+            case Reason.WAITING_FOR_RETRY:
+                return f"Mend what the error names; `brooq-sa run-now {job_id}` does not wait."
+            case Reason.NO_WORKER:
+                return "Start a worker whose base has a class for it, or deploy the release that has one."
+            case Reason.ALL_BUSY:
+                return "Start another worker, or give them more slots (--workers); `brooq-sa top` shows what runs."
+        return ""
 
     # The states.
 
@@ -172,9 +245,7 @@ class _Asking:
                 return Reason.DONE, f"It was done {since} ago, after {attempts}."
             case State.CANCELED:
                 because = f": {error}" if error else ""
-                self._notes.append("A retry sends it round again.")
                 return Reason.CANCELED, f"It was canceled {since} ago, after {attempts}{because}."
-        self._notes.append("A retry gives it one attempt more.")
         if self._was_unreadable:
             return (
                 Reason.UNDECODABLE,
@@ -197,12 +268,17 @@ class _Asking:
         return Reason.LEASED, f"It is leased to {who} until {until}: {attempt}."
 
     def _next_reaping(self) -> str:
-        reaps = sorted((each for each in self._live if each["reaps_in"] is not None), key=lambda each: each["reaps_in"])
+        reaps = [each for each in self._live if each["reaps_in"] is not None]
         if not reaps:
+            self._cure = "Start a worker, whatever it serves: it returns the job at its first look."
             return "no live worker is there to reap it"
-        due_in = max(0.0, reaps[0]["reaps_in"])
-        self._facts |= {"reaper": reaps[0]["id"], "reaper_due_in_seconds": due_in}
-        return f"the reaper of {reaps[0]['id']} is due {f'in {_long(due_in)}' if due_in else 'now'}"
+        next_one = min(reaps, key=lambda each: (_is_late(each), each["reaps_in"]))
+        due_in = next_one["reaps_in"]
+        self._facts |= {"reaper": next_one["id"], "reaper_due_in_seconds": max(0.0, due_in)}
+        if _is_late(next_one):
+            self._cure = f"See whether {next_one['id']} still runs; else start a worker, whatever it serves."
+            return f"the reaper of {next_one['id']} was to return it, and {_unseen(next_one)}"
+        return f"the reaper of {next_one['id']} is due {f'in {_long(due_in)}' if due_in > 0 else 'now'}"
 
     def _waiting(self) -> tuple[Reason, str]:
         due_in = self._row["due_in"]
@@ -215,7 +291,14 @@ class _Asking:
             self._notes.append(f"An attempt will fail: {self._unreadable_text()}")
         for obstacle in obstacles:
             return obstacle
-        return self._all_busy() or self._locked() or self._held_back() or self._next()
+        return (
+            self._all_busy()
+            or self._row_locked()
+            or self._table_locked()
+            or self._held_back()
+            or self._late()
+            or self._next()
+        )
 
     # What can be in the way, in the order in which it matters.
 
@@ -259,10 +342,17 @@ class _Asking:
             busy[each["worker"]] += each["jobs"]
             topics[each["topic"]] += each["jobs"]
         slots = sum(each["slots"] for each in self._serving)
-        free = sum(max(0, each["slots"] - busy[each["id"]]) for each in self._serving)
+        self._with_room = [each for each in self._serving if each["slots"] > busy[each["id"]]]
+        free = sum(each["slots"] - busy[each["id"]] for each in self._with_room)
         self._facts |= {"slots": slots, "free_slots": free, "busy_with": dict(topics)}
         if free:
             return None
+        self._notes += [
+            f"{each['id']} is late: {_unseen(each)}. If it has crashed, what it holds comes back when the leases have"
+            " run out."
+            for each in self._serving
+            if _is_late(each)
+        ][:NAMED]
         since = min(each["newest"] for each in held)
         self._facts["busy_seconds"] = since
         self._note_ahead()
@@ -270,42 +360,79 @@ class _Asking:
         those = f"All {slots} slots that serve it have" if slots > 1 else "The one slot that serves it has"
         return Reason.ALL_BUSY, f"{those} been busy for {_long(since)}, with {work}."
 
-    def _locked(self) -> tuple[Reason, str] | None:
+    def _row_locked(self) -> tuple[Reason, str] | None:
         if not self._may_look:
             return None
         xmax = self._connection.execute(standing.xmax(self._job), {"job_id": self._row["id"]}).scalar()
-        lockers = _rows(self._connection, standing.row_locker(), xmax=xmax) if xmax not in (None, "0") else []
+        if xmax in (None, "0"):
+            return None
+        place = _place(self._connection, self._job)
+        lockers = _rows(self._connection, standing.row_lockers(), xmax=xmax, table=place)
         if not lockers:
             return None
         self._facts["locked_by_transaction"] = lockers[0]
+        self._cure = _ending(lockers)
+        by = "a transaction that has" if len(lockers) == 1 else f"{len(lockers)} transactions that have"
         return (
             Reason.LOCKED,
-            f"Its row is locked by a transaction that has not committed: {_process(lockers[0])}. Claims pass it over.",
+            f"Its row is locked by {by} not committed: {_listed(map(_process, lockers))}. Claims pass it over.",
         )
+
+    def _table_locked(self) -> tuple[Reason, str] | None:
+        lockers = _table_lockers(self._connection, self._job) if self._may_look else []
+        if not lockers:
+            return None
+        self._facts["table_lockers"] = lockers
+        self._cure = _ending(lockers)
+        return Reason.TABLE_LOCKED, f"{_table_lock(self._job, lockers)} Claims wait until that is over."
 
     def _held_back(self) -> tuple[Reason, str] | None:
         if not self._may_look:
             return None
         snapshots = _rows(self._connection, standing.snapshots(), least=OLD_SNAPSHOT)
         prepared = [each for each in _rows(self._connection, standing.prepared()) if each["seconds"] > OLD_SNAPSHOT]
-        self._facts |= {"snapshots": snapshots, "prepared": prepared}
-        if not snapshots and not prepared:
+        replicas = _rows(self._connection, standing.replicas(), most=FAR_BEHIND)
+        self._facts |= {"snapshots": snapshots, "prepared": prepared, "replicas": replicas}
+        if not snapshots and not prepared and not replicas:
             return None
-        named = _listed([*map(_process, snapshots), *map(_prepared, prepared)])
+        named = _listed([*map(_process, snapshots), *map(_prepared, prepared), *map(_replica, replicas)])
         sentence = f"A snapshot holds back vacuum, so that claims step over ever more dead rows: {named}."
-        if self._row["due_in"] > -IN_NO_TIME:
+        self._cure = f"{_ending([*snapshots, *prepared, *replicas])} Autovacuum then clears up; or VACUUM by hand."
+        if not self._is_overdue:
             self._notes.append(sentence)
             return None
         self._note_ahead()
-        overdue = _long(-self._row["due_in"])
-        return Reason.HELD_BACK, f"It has been due for {overdue}, though slots are free. {sentence}"
+        self._notes += self._of_the_late()
+        return Reason.HELD_BACK, f"It has been due for {self._overdue}, though slots are free. {sentence}"
+
+    def _late(self) -> tuple[Reason, str] | None:
+        """Workers that have room and do not come: whoever crashed is believed to be live for a while yet."""
+        if not self._is_overdue or not all(map(_is_late, self._with_room)):
+            return None
+        self._note_ahead()
+        self._cure = "See whether they still run, and what their logs say; else start a worker."
+        late = " ".join(self._of_the_late())
+        return Reason.WORKERS_LATE, f"It has been due for {self._overdue}, and whoever has free slots is late. {late}"
+
+    def _of_the_late(self) -> list[str]:
+        return [f"{_worker(each)}: {_unseen(each)}." for each in self._with_room if _is_late(each)][:NAMED]
 
     def _next(self) -> tuple[Reason, str]:
         self._note_ahead()
         free = "1 slot is free" if self._facts["free_slots"] == 1 else f"{self._facts['free_slots']} slots are free"
-        names = _listed(each["id"] for each in self._serving)
-        overdue = _long(-self._row["due_in"])
-        return Reason.NEXT, f"It has been due for {overdue}, and {free}: {names} will take it at the next look."
+        prompt = [each for each in self._with_room if not _is_late(each)] or self._with_room
+        names = _listed(each["id"] for each in prompt)
+        if self._is_overdue and not self._facts["ahead"]:
+            self._cure = "Ask again; if it is still here, look into the log of that worker, and at `brooq-sa doctor`."
+        return Reason.NEXT, f"It has been due for {self._overdue}, and {free}: {names} will take it at the next look."
+
+    @property
+    def _is_overdue(self) -> bool:
+        return bool(self._row["due_in"] < -IN_NO_TIME)
+
+    @property
+    def _overdue(self) -> str:
+        return _long(-self._row["due_in"])
 
     def _note_ahead(self) -> None:
         place = {name: self._row[name] for name in ("topic", "priority", "available_at")}
@@ -390,6 +517,8 @@ def _serves(row: dict[str, Any]) -> str:
 
 
 def _process(row: dict[str, Any]) -> str:
+    if row.get("prepared") is not None:
+        return f"the prepared {row['prepared']!r} of {row['owner']}"
     user = f" of {row['user']}" if row["user"] else ""
     application = f" ({row['application']})" if row["application"] else ""
     since = f", open for {_long(row['seconds'])}" if row["seconds"] is not None else ""
@@ -399,3 +528,39 @@ def _process(row: dict[str, Any]) -> str:
 
 def _prepared(row: dict[str, Any]) -> str:
     return f"{row['name']!r} of {row['user']}, prepared {_long(row['seconds'])} ago"
+
+
+def _replica(row: dict[str, Any]) -> str:
+    behind = f"{row['transactions']:,} transaction{'' if row['transactions'] == 1 else 's'} behind"
+    if row["kind"] == "standby":
+        return f"standby {row['name']}, {behind}"
+    return f"replication slot {row['name']}, {'in use' if row['active'] else 'used by nobody'}, {behind}"
+
+
+def _ending(those: Sequence[dict[str, Any]]) -> str:
+    """How to end the first of these: a transaction of a process, a prepared one, a slot."""
+    first = those[0]
+    if first.get("waits_for"):
+        return f"End one of them: SELECT pg_terminate_backend({first['waits_for'][0]}), or {first['pid']}."
+    if (name := first.get("prepared") or (first.get("name") if "kind" not in first else None)) is not None:
+        quoted = _quoted(name)
+        return f"COMMIT PREPARED {quoted}, or ROLLBACK PREPARED {quoted}, as whoever prepared it would have."
+    if "kind" not in first:
+        return f"End what began it; else SELECT pg_terminate_backend({first['pid']})."
+    if first["kind"] == "slot" and not first["active"]:
+        return f"Bring its reader back, or SELECT pg_drop_replication_slot({_quoted(first['name'])})."
+    return "Look for long transactions on that standby (hot_standby_feedback)."
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _is_late(worker: dict[str, Any]) -> bool:
+    """Whether it has missed an announcement; it is believed for three times the period of them."""
+    believed = (worker["live_until"] - worker["seen_at"]).total_seconds()
+    return bool(worker["unseen"] > believed / 2)
+
+
+def _unseen(worker: dict[str, Any]) -> str:
+    return f"it has not been seen for {_long(worker['unseen'])}"

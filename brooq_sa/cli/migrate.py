@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 from alembic.util import CommandError
-from sqlalchemy import Engine, create_engine, inspect, pool
+from sqlalchemy import Engine, create_engine, inspect, pool, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from brooq_sa import migrations
@@ -57,6 +57,8 @@ def upgrade(url: str, schema: str | None, table: str, sql: bool, revision: str) 
             return
         before = _revision(engine, table, schema)
         migrations.upgrade(engine, table=table, schema=schema, revision=revision)
+        if before is None and engine.dialect.name == "sqlite":
+            _use_wal(engine)
         _report(engine, table, schema, before)
 
 
@@ -178,6 +180,12 @@ def _is_absent(engine: Engine) -> bool:
     if engine.dialect.name != "sqlite" or not name or name.startswith("file:"):
         return False
     return name != ":memory:" and not Path(name).exists()
+
+
+def _use_wal(engine: Engine) -> None:
+    """Put a file that has got its job table into WAL mode, as whoever comes first to work in it would."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("PRAGMA journal_mode = WAL"))
 
 
 @contextmanager

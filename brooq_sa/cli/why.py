@@ -40,7 +40,7 @@ def why(url: str, schema: str | None, table: str, base: type[JobBase] | None, jo
     What it knows of workers is what they have announced; what it knows of other transactions is what PostgreSQL tells
     the role that asks.
 
-    With --json, one object: `id`, `reason`, `sentence`, `notes` and `facts`.
+    With --json, one object: `id`, `reason`, `sentence`, `notes`, `facts` and `cure`.
     """
     from brooq_sa.standing import Reason, explain
 
@@ -58,10 +58,11 @@ def why(url: str, schema: str | None, table: str, base: type[JobBase] | None, jo
                 "sentence": answer.sentence,
                 "notes": answer.notes,
                 "facts": answer.facts,
+                "cure": answer.cure,
             }
         )
     else:
-        for line in (answer.sentence, *answer.notes):
+        for line in answer.lines:
             click.echo(clean(line))
     if answer.reason is Reason.NOT_FOUND:
         raise click.exceptions.Exit(REFUSED)

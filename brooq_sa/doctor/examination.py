@@ -15,11 +15,11 @@ from . import file, jobs, server, tables
 from .finding import Finding, Level, note
 from .look import Look
 
-PATIENCE = "10s"
+PATIENCE = {"statement_timeout": "10s", "lock_timeout": "1s"}
 """After which PostgreSQL gives a statement of a check up, so that a server in a bad way is not made worse."""
 
-MISSING, GIVEN_UP, READ_ONLY = "42P01", "57014", "25006"
-UNSEEN = (DENIED, MISSING, GIVEN_UP, READ_ONLY)
+MISSING, GIVEN_UP, LOCKED, READ_ONLY = "42P01", "57014", "55P03", "25006"
+UNSEEN = (DENIED, MISSING, GIVEN_UP, LOCKED, READ_ONLY)
 """SQLSTATEs after which a check could not see, and the others can."""
 
 
@@ -45,6 +45,7 @@ class Check(NamedTuple):
 
 
 CHECKS = (
+    Check("locks", server.locks, "Nobody keeps claims out of the table.", _POSTGRESQL),
     Check("schema", tables.schema, "The tables are as migrated.", needs_tables=False),
     Check("indexes", tables.indexes, "All indexes are there and valid."),
     Check("journal", file.journal, "The file is in WAL mode.", _SQLITE, needs_tables=False),
@@ -114,8 +115,8 @@ def _examined(look: Look, check: Check) -> list[Finding]:
     with look.connection.begin() as transaction:
         try:
             if look.is_postgresql:
-                limit = sa.text("SELECT set_config('statement_timeout', :patience, true)")
-                look.connection.execute(limit, {"patience": PATIENCE})
+                limit = sa.text("SELECT set_config(:name, :patience, true)")
+                look.connection.execute(limit, [{"name": name, "patience": long} for name, long in PATIENCE.items()])
             return list(check.run(look))
         except DBAPIError as error:
             if not _is_unseen(error):

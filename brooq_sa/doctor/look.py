@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table
 
 from ..durations import format_duration
 from ..settings import WorkerSettings
-from ..statements import presence
+from ..statements import presence, standing
 
 NAMED = 5
 """How many things of a kind a sentence names."""
@@ -54,6 +54,12 @@ class Look:
 
     def value(self, query: str, **parameters: object) -> Any:
         return self.connection.execute(sa.text(query), parameters).scalar()
+
+    def lockers(self) -> list[dict[str, Any]]:
+        """Who keeps claims out of the job table, as `standing.table_lockers` has it."""
+        return [
+            dict(row) for row in self.connection.execute(standing.table_lockers(), {"table": self.place}).mappings()
+        ]
 
     def live_workers(self) -> list[dict[str, Any]]:
         """The workers that are to be believed, as `presence.workers` has them."""

@@ -21,6 +21,9 @@ OWN_CONNECTIONS = 5
 FULL = 0.8
 """The share of connections in use from which on it is told."""
 
+MOMENT = 1.0
+"""Seconds for which a lock on the table is nothing to speak of: a quick migration, the end of a vacuum."""
+
 MONITOR = "GRANT pg_monitor TO this role, or ask as one that has it."
 
 
@@ -33,6 +36,26 @@ def visibility(look: Look) -> Iterator[Finding]:
             "Long transactions and snapshots of others cannot be seen here.",
             MONITOR,
         )
+
+
+def locks(look: Look) -> Iterator[Finding]:
+    """Locks on the job table that no claim gets past."""
+    rows = [row for row in look.lockers() if row["seconds"] is None or row["seconds"] >= MOMENT]
+    if not rows:
+        return
+    having = [row for row in rows if row["has_it"]]
+    named = listed(map(_session, having or rows))
+    first = rows[0]
+    wanted = [str(pid) for pid in first["waits_for"]]
+    yield fault(
+        f"The job table is locked: {named}."
+        if having
+        else f"A lock on the job table is waited for, and everybody else waits behind: {named};"
+        f" process {listed(wanted) or '?'} keeps it from that.",
+        "Claims and enqueues wait until that is over; what follows is what can be seen meanwhile.",
+        f"End what began it; else SELECT pg_terminate_backend({wanted[0] if wanted else first['pid']}).",
+        lockers=rows,
+    )
 
 
 def bloat(look: Look) -> Iterator[Finding]:
@@ -58,6 +81,8 @@ def transactions(look: Look) -> Iterator[Finding]:
         FROM pg_stat_activity
         WHERE datname = current_database() AND pid <> pg_backend_pid()
         AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+        -- One vacuum is in no other's way, and may take its time.
+        AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
         AND xact_start <= clock_timestamp() - make_interval(secs => :least)
         ORDER BY xact_start LIMIT 20""",
         least=look.long_transaction.total_seconds(),
@@ -98,32 +123,44 @@ def prepared(look: Look) -> Iterator[Finding]:
 
 
 def slots(look: Look) -> Iterator[Finding]:
-    """Replication slots that nobody uses, or that hold back vacuum for long."""
+    """Replication slots that nobody uses, and standbys that hold back vacuum for long."""
     rows = look.rows("""
-        SELECT slot_name AS name, active, greatest(age(xmin), age(catalog_xmin)) AS transactions,
+        SELECT slot_name AS name, active, slot_type, age(xmin) AS transactions, age(catalog_xmin) AS of_catalogs,
             restart_lsn IS NOT NULL AS keeps_wal
         FROM pg_replication_slots ORDER BY slot_name""")
     for row in rows:
         holds = [f"vacuum, for {row['transactions']:,} transactions"] if row["transactions"] else []
+        holds += [f"the catalogs' vacuum, for {row['of_catalogs']:,}"] if row["of_catalogs"] else []
         holds += ["the write-ahead log"] if row["keeps_wal"] else []
         if holds and not row["active"]:
             yield warning(
                 f"Replication slot {row['name']} is used by nobody, and holds back {' and '.join(holds)}.",
-                "Dead rows stay, or the disk fills up.",
+                "Dead rows stay, or the disk fills up." if row["transactions"] else "The disk fills up.",
                 f"Bring its reader back, or SELECT pg_drop_replication_slot('{row['name']}');",
                 **row,
             )
-        elif (row["transactions"] or 0) > OLD_SLOT:
-            yield warning(
-                f"Replication slot {row['name']} holds back vacuum, for {row['transactions']:,} transactions.",
-                "No dead row since then can be taken away: its reader has a long transaction, or is slow.",
-                "Look for long transactions on the standby (hot_standby_feedback).",
-                **row,
-            )
+        elif (row["transactions"] or 0) > FAR_BEHIND:
+            yield _far_behind(f"Replication slot {row['name']}", row)
+    for row in look.rows(
+        """
+        SELECT coalesce(nullif(application_name, ''), pid::text) AS name, age(backend_xmin) AS transactions
+        FROM pg_stat_replication WHERE age(backend_xmin) > :most ORDER BY pid""",
+        most=FAR_BEHIND,
+    ):
+        yield _far_behind(f"Standby {row['name']}", row)
 
 
-OLD_SLOT = 1_000_000
-"""Transactions that a slot in use may be behind."""
+def _far_behind(what: str, row: dict[str, Any]) -> Finding:
+    return warning(
+        f"{what} holds back vacuum, for {row['transactions']:,} transactions.",
+        "No dead row since then can be taken away: its reader has a long transaction, or is slow.",
+        "Look for long transactions on the standby (hot_standby_feedback).",
+        **row,
+    )
+
+
+FAR_BEHIND = 1_000_000
+"""Transactions that a reader of the write-ahead log may be behind."""
 
 
 def autovacuum(look: Look) -> Iterator[Finding]:

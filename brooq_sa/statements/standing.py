@@ -97,7 +97,8 @@ def may_look() -> TextClause:
     """Whether the role may read the catalogs that the following ask."""
     return text("""
         SELECT bool_and(has_table_privilege('pg_catalog.' || name, 'SELECT'))
-        FROM unnest(ARRAY['pg_locks', 'pg_stat_activity', 'pg_prepared_xacts', 'pg_database']) AS name""")
+        FROM unnest(ARRAY['pg_locks', 'pg_stat_activity', 'pg_prepared_xacts', 'pg_database', 'pg_replication_slots',
+            'pg_stat_replication', 'pg_stat_progress_vacuum']) AS name""")
 
 
 @cache
@@ -107,14 +108,50 @@ def xmax(job: Table) -> Executable:
 
 
 @cache
-def row_locker() -> TextClause:
-    """The transaction of number `xmax`, if it is open: it then holds the lock on that number."""
+def row_lockers() -> TextClause:
+    """The open transactions that have locked or changed the row of number `xmax`, in the `table`; 10 at the most.
+
+    An open transaction, prepared ones too, holds the lock on its own number. If several share the row, the number is
+    that of a list of them (manual, "Multixacts and Wraparound"). It cannot be told from here which of both it is, so
+    members of the list count only if they have locks on the table as well.
+    """
+    return text("""
+        WITH wanted AS (
+            SELECT CAST(:xmax AS xid) AS number, FALSE AS is_shared
+            UNION ALL
+            SELECT xid, TRUE FROM pg_class, pg_get_multixact_members(CAST(:xmax AS xid))
+            WHERE pg_class.oid = to_regclass(:table)
+            AND mxid_age(CAST(:xmax AS xid)) BETWEEN 1 AND mxid_age(relminmxid))
+        SELECT DISTINCT locks.pid, usename AS "user", nullif(application_name, '') AS application, state,
+            extract(epoch FROM clock_timestamp() - xact_start)::float AS seconds, gid AS prepared, owner
+        FROM wanted JOIN pg_locks AS locks ON transactionid = number
+        LEFT JOIN pg_stat_activity AS activity ON activity.pid = locks.pid
+        LEFT JOIN pg_prepared_xacts ON transaction = transactionid
+        WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted
+        AND locks.pid IS DISTINCT FROM pg_backend_pid()
+        AND (NOT is_shared OR EXISTS (
+            SELECT 1 FROM pg_locks AS its
+            WHERE its.virtualtransaction = locks.virtualtransaction AND its.relation = to_regclass(:table)))
+        ORDER BY seconds DESC NULLS LAST LIMIT 10""")
+
+
+@cache
+def table_lockers() -> TextClause:
+    """The transactions of others that keep claims out of the `table`, or wait to; those that have it first.
+
+    `is_alone` is whether nobody may even read; `waits_for`, the processes that are in its way. One that waits holds up
+    everybody who comes after it.
+    """
     return text("""
         SELECT locks.pid, usename AS "user", nullif(application_name, '') AS application, state,
-            extract(epoch FROM clock_timestamp() - xact_start)::float AS seconds
+            extract(epoch FROM clock_timestamp() - xact_start)::float AS seconds,
+            granted AS has_it, mode = 'AccessExclusiveLock' AS is_alone,
+            CASE WHEN granted THEN '{}' ELSE pg_blocking_pids(locks.pid) END AS waits_for
         FROM pg_locks AS locks LEFT JOIN pg_stat_activity AS activity ON activity.pid = locks.pid
-        WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted
-        AND locks.pid IS DISTINCT FROM pg_backend_pid() AND transactionid = CAST(:xmax AS xid)""")
+        WHERE relation = to_regclass(:table) AND locks.pid IS DISTINCT FROM pg_backend_pid()
+        AND locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+        ORDER BY granted DESC, xact_start NULLS LAST, locks.pid LIMIT 10""")
 
 
 @cache
@@ -140,11 +177,32 @@ def prepared() -> TextClause:
 
 @cache
 def snapshots() -> TextClause:
-    """The snapshots of others that are older than `least` seconds and keep vacuum from this database's dead rows."""
+    """The transactions of others that are older than `least` seconds and keep vacuum from this database's dead rows."""
     return text("""
         SELECT pid, usename AS "user", nullif(application_name, '') AS application, state,
             extract(epoch FROM clock_timestamp() - xact_start)::float AS seconds
         FROM pg_stat_activity
-        WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()
+        WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+        AND pid <> pg_backend_pid() AND datname = current_database()
         AND xact_start < clock_timestamp() - make_interval(secs => :least)
+        -- One vacuum is in no other's way.
+        AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
         ORDER BY xact_start LIMIT 10""")
+
+
+@cache
+def replicas() -> TextClause:
+    """What keeps vacuum from dead rows for the sake of standbys: slots, and standbys without one that say what they
+    still read. Those that nobody uses, or that are more than `most` transactions behind; the furthest behind first.
+
+    A logical slot is none of them: it holds back the vacuum of the catalogs alone.
+    """
+    return text("""
+        SELECT name, kind, active, transactions FROM (
+            SELECT slot_name::text AS name, 'slot' AS kind, active, age(xmin) AS transactions
+            FROM pg_replication_slots WHERE xmin IS NOT NULL
+            UNION ALL
+            SELECT coalesce(nullif(application_name, ''), pid::text), 'standby', TRUE, age(backend_xmin)
+            FROM pg_stat_replication WHERE backend_xmin IS NOT NULL) AS found
+        WHERE NOT active OR transactions > :most
+        ORDER BY transactions DESC, name LIMIT 10""")

@@ -23,6 +23,14 @@ def test_a_file_that_is_well(brooq: Any, sqlite_url: str) -> None:
     assert brooq("doctor", "--quiet", "--url", sqlite_url).stdout.splitlines() == [result.stdout.splitlines()[-1]]
 
 
+def test_a_fresh_queue_is_well(call: Any, make_pg_database: Any, tmp_path: Path) -> None:
+    """What `migrate upgrade` has just made is in order, on both databases; that of the tests has no autovacuum."""
+    for url in (make_pg_database(), f"sqlite:///{tmp_path / 'fresh.db'}"):
+        assert call("migrate", "upgrade", "--url", url).exit_code == 0
+        findings = json.loads(call("doctor", "--quiet", "--json", "--url", url).stdout)["findings"]
+        assert [each["what"] for each in findings if each["check"] != "autovacuum"] == []
+
+
 def test_nothing_is_changed(brooq: Any, sqlite: Database, tmp_path: Path) -> None:
     """A look leaves a file's journal mode as it is, and tells of it."""
     plain = create_engine(sqlite.url)

@@ -19,20 +19,21 @@ class Send(AppJob, topic="email.send"):
 
 
 def test_a_sentence_and_notes(brooq: Any, put: Any) -> None:
-    """The sentence is the first line, each note another."""
+    """The sentence is the first line, each note another, and the last one says what to do."""
     job_id = str(put("email.send", 1, delay="1h").id)
     result = brooq("why", job_id)
     assert result.exit_code == 0
-    first, second = result.stdout.splitlines()
+    first, second, third = result.stdout.splitlines()
     assert re.fullmatch(r"It is not due yet: due in (1h|59m\d+s), at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\.", first)
     assert "No live worker serves its topic email.send." in second
+    assert third == f"To do: None, if that was meant; `brooq-sa run-now {job_id}` does not wait."
 
 
 def test_a_document(brooq: Any, put: Any) -> None:
     """With --json, the answer is one object."""
     job_id = str(put("email.send").id)
     [document] = brooq.documents("why", job_id)
-    assert document.keys() == {"id", "reason", "sentence", "notes", "facts"}
+    assert document.keys() == {"id", "reason", "sentence", "notes", "facts", "cure"}
     assert (document["id"], document["reason"]) == (job_id, "no worker serves its topic")
     assert document["facts"]["topic"] == "email.send"
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import struct
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Connection, create_engine, event, make_url, text
+from psycopg.pq import ConnStatus, PGconn
+from sqlalchemy import Connection, create_engine, event, make_url, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from brooq_sa import JobBase, NewJob, RawJob, SchemaError, State, enqueue, pause
+from brooq_sa import JobBase, NewJob, RawJob, SchemaError, State, enqueue, functions, pause, resume
 from brooq_sa import sqlite as sqlite_setup
 from brooq_sa.standing import IN_NO_TIME, OLD_SNAPSHOT, Reason, Why, _prepared, _process, why
 from brooq_sa.statements import presence
 from conformance.samples import TOPIC, AppJob, Email, claim, claim_one, ended, put, put_one, settle
 from databases import JOB, Database
+from waiting import wait_until
 
 
 def ask(db: Database, job_id: uuid.UUID, base: type[JobBase] = AppJob) -> Why:
@@ -140,6 +144,72 @@ def test_to_be_taken_next(db: Database) -> None:
     answer = ask(db, job_id)
     assert answer.reason == Reason.NEXT
     assert answer.sentence.endswith("2 slots are free: w-1 will take it at the next look.")
+
+
+def crashed_unnoticed(db: Database, worker: str, *topics: str, slots: int = 1) -> None:
+    """A worker that is believed for 45 seconds after its last word, and was last heard of 30 seconds ago."""
+    announce(db, worker, *topics, slots=slots, believed=45.0, reaps_in=-1.0)
+    db.execute("UPDATE job_worker SET seen_at = :seen, live_until = :until", **_moments(db))
+
+
+def _moments(db: Database) -> dict[str, object]:
+    with db.engine.connect() as connection:
+        now = connection.execute(select(functions.now())).scalar_one()
+    moments = {"seen": now - timedelta(seconds=30), "until": now + timedelta(seconds=15)}
+    return {name: f"{at:%F %T.%f}" if db.name == "sqlite" else at for name, at in moments.items()}
+
+
+def test_a_worker_that_is_late(db: Database) -> None:
+    """A worker that crashed is believed to be live for a while; meanwhile nothing is promised in its name."""
+    put_one(db)
+    claim_one(db, worker="w-1")
+    job_id = put_one(db)
+    db.shift_clock(timedelta(seconds=IN_NO_TIME + 5))
+    crashed_unnoticed(db, "w-1", TOPIC, slots=2)
+    answer = ask(db, job_id)
+    assert answer.reason == Reason.WORKERS_LATE
+    assert "w-1 (host host-1, process 7): it has not been seen for 3" in answer.sentence
+    crashed_unnoticed(db, "w-1", TOPIC, slots=1)
+    db.execute("UPDATE job_worker SET slots = 1")
+    answer = ask(db, job_id)
+    assert answer.reason == Reason.ALL_BUSY
+    assert answer.notes[0].startswith("w-1 is late: it has not been seen for 3")
+
+
+def test_a_reaper_that_is_late(db: Database) -> None:
+    """A lease that ran out is not said to be returned by a worker that has fallen silent, if another is there."""
+    job_id = put_one(db)
+    claim_one(db, worker="w-1", lease=timedelta(seconds=-3))
+    crashed_unnoticed(db, "w-1", TOPIC)
+    answer = ask(db, job_id)
+    assert re.search(r"the reaper of w-1 was to return it, and it has not been seen for 3\ds\.", answer.sentence)
+    assert "else start a worker" in answer.cure
+    announce(db, "w-2", "other", reaps_in=20.0)
+    assert "the reaper of w-2 is due in " in ask(db, job_id).sentence
+
+
+def test_every_answer_says_what_to_do(db: Database) -> None:
+    """Whatever is in a job's way, the command that takes it away is named, with its id or topic."""
+    [job_id] = put(db, NewJob(Email(), delay="1h"))
+    announce(db, "w-1", TOPIC)
+    assert f"`brooq-sa run-now {job_id}`" in ask(db, job_id).cure
+    job_id = put_one(db)
+    with db.engine.begin() as connection:
+        pause(connection, AppJob, TOPIC)
+    assert f"`brooq-sa resume {TOPIC}`" in ask(db, job_id).cure
+    with db.engine.begin() as connection:
+        resume(connection, AppJob, TOPIC)
+    job = claim_one(db, worker="w-1")
+    assert f"`brooq-sa cancel {job_id}`" in ask(db, job_id).cure
+    settle(db, job, ended(job, State.FAILED, error="x", delay=timedelta(hours=2)), worker="w-1")
+    answer = ask(db, job_id)
+    assert f"`brooq-sa run-now {job_id}`" in answer.cure
+    assert str(answer).endswith(f"To do: {answer.cure}")
+    for state in ("dead", "canceled"):
+        db.execute(f"UPDATE job SET state = '{state}'")
+        assert f"`brooq-sa retry {job_id}`" in ask(db, job_id).cure
+    db.execute("UPDATE job SET state = 'done'")
+    assert ask(db, job_id).cure == ""
 
 
 def test_leased(db: Database) -> None:
@@ -305,6 +375,145 @@ def test_a_young_snapshot_is_nothing(pg: Database) -> None:
     with another(pg) as connection:
         connection.execute(text("SELECT 1"))
         assert ask(pg, job_id).notes == ()
+
+
+def test_a_transaction_without_a_snapshot_holds_back_vacuum_too(pg: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has written, and is idle since, has no snapshot, and is in vacuum's way all the same."""
+    monkeypatch.setattr("brooq_sa.standing.OLD_SNAPSHOT", -1.0)
+    job_id = put_one(pg)
+    announce(pg, "w-1", TOPIC)
+    with another(pg) as connection:
+        connection.execute(text("SELECT pg_current_xact_id()"))
+        assert "(psql at three in the morning), open for " in str(ask(pg, job_id))
+
+
+@contextmanager
+def standby(pg: Database, slot: str = "") -> Iterator[None]:
+    """A standby with hot_standby_feedback, as far as a primary can tell (manual, "Streaming Replication Protocol")."""
+    with pg.engine.connect() as connection:
+        start = connection.execute(text("SELECT pg_current_wal_flush_lsn()")).scalar_one()
+        oldest = int(connection.execute(text("SELECT pg_current_xact_id()::text")).scalar_one())
+    url = make_url(pg.url)
+    terms = f"host={url.host} port={url.port} user={url.username} replication=true application_name=reports"
+    receiver = PGconn.connect(terms.encode())
+    assert receiver.status == ConnStatus.OK, receiver.error_message
+    receiver.exec_(f"START_REPLICATION {slot and f'SLOT {slot}'} {start}".encode())
+    receiver.put_copy_data(b"h" + struct.pack("!qIIII", 0, oldest, 0, 0, 0))
+    receiver.flush()
+    with pg.engine.connect() as connection:
+        asked = text("SELECT count(*) FROM pg_stat_get_wal_senders() AS its JOIN pg_stat_replication USING (pid)")
+        slots = text("SELECT count(*) FROM pg_replication_slots WHERE xmin IS NOT NULL")
+        feedback = text("SELECT count(*) FROM pg_stat_replication WHERE backend_xmin IS NOT NULL")
+        assert connection.execute(asked).scalar() == 1
+        wait_until(lambda: connection.execute(slots if slot else feedback).scalar() == 1)
+    try:
+        yield
+    finally:
+        receiver.finish()
+        with pg.engine.connect() as connection:
+            wait_until(lambda: connection.execute(asked).scalar() == 0)
+
+
+def test_a_replication_slot_that_holds_back_vacuum(pg: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot whose standby has gone away keeps dead rows, and is named with how to drop it; a standby that is far
+    behind is named too. A logical slot, which holds back the catalogs alone, is in no claim's way.
+    """
+    job_id = put_one(pg)
+    pg.shift_clock(timedelta(seconds=IN_NO_TIME + 5))
+    announce(pg, "w-1", TOPIC)
+    pg.execute("SELECT pg_create_physical_replication_slot('left_behind', true)")
+    try:
+        assert ask(pg, job_id).reason == Reason.NEXT
+        with standby(pg, "left_behind"):
+            assert ask(pg, job_id).reason == Reason.NEXT
+            monkeypatch.setattr("brooq_sa.standing.FAR_BEHIND", -1)
+            assert "replication slot left_behind, in use, " in ask(pg, job_id).sentence
+            monkeypatch.undo()
+        answer = ask(pg, job_id)
+        assert answer.reason == Reason.HELD_BACK
+        assert "replication slot left_behind, used by nobody, " in answer.sentence
+        assert "SELECT pg_drop_replication_slot('left_behind')" in answer.cure
+    finally:
+        pg.execute("SELECT pg_drop_replication_slot('left_behind')")
+    monkeypatch.setattr("brooq_sa.standing.FAR_BEHIND", -1)
+    with standby(pg):
+        answer = ask(pg, job_id)
+        assert "standby reports, " in answer.sentence
+        assert "hot_standby_feedback" in answer.cure
+    assert ask(pg, job_id).reason == Reason.NEXT
+
+
+def test_a_row_that_several_share(pg: Database) -> None:
+    """Where more than one transaction has locked the row, all of them are named."""
+    job_id = put_one(pg)
+    announce(pg, "w-1", TOPIC)
+    with another(pg, "first") as first, another(pg, "second") as second:
+        for each in (first, second):
+            each.execute(text("SELECT 1 FROM job FOR SHARE"))
+        assert claim(pg) == []
+        answer = ask(pg, job_id)
+        assert answer.reason == Reason.LOCKED
+        assert answer.sentence.startswith("Its row is locked by 2 transactions that have not committed: ")
+        assert "(first)" in answer.sentence
+        assert "(second)" in answer.sentence
+        first.rollback()
+        second.rollback()
+    assert ask(pg, job_id).reason == Reason.NEXT
+
+
+def test_a_row_that_a_prepared_transaction_has_locked(pg: Database) -> None:
+    """A transaction without a process is named by its name, and how to end it."""
+    job_id = put_one(pg)
+    announce(pg, "w-1", TOPIC)
+    with another(pg) as connection:
+        connection.execute(text("SELECT 1 FROM job FOR UPDATE"))
+        connection.execute(text("PREPARE TRANSACTION 'left ''behind'"))
+    try:
+        answer = ask(pg, job_id)
+        assert answer.reason == Reason.LOCKED
+        assert 'the prepared "left \'behind" of postgres.' in answer.sentence
+        assert "ROLLBACK PREPARED 'left ''behind'" in answer.cure
+    finally:
+        with pg.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("ROLLBACK PREPARED 'left ''behind'"))
+
+
+def test_a_table_that_is_locked(pg: Database) -> None:
+    """Who keeps claims out is named; and if nobody may read, the answer comes all the same, and at once."""
+    job_id = put_one(pg)
+    announce(pg, "w-1", TOPIC)
+    with another(pg, "indexing") as connection:
+        connection.execute(text("LOCK TABLE job IN SHARE MODE"))
+        answer = ask(pg, job_id)
+        assert (answer.reason, "(indexing)" in answer.sentence) == (Reason.TABLE_LOCKED, True)
+        connection.execute(text("LOCK TABLE job IN ACCESS EXCLUSIVE MODE"))
+        pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        answer = ask(pg, job_id)
+        assert (answer.reason, "(indexing)" in answer.sentence) == (Reason.TABLE_LOCKED, True)
+        assert answer.cure == f"End what began it; else SELECT pg_terminate_backend({pid})."
+        connection.rollback()
+    assert ask(pg, job_id).reason == Reason.NEXT
+
+
+def test_a_table_that_somebody_waits_for(pg: Database) -> None:
+    """Whoever waits for the table alone holds up everybody else; it and who is in its way are named."""
+    job_id = put_one(pg)
+    announce(pg, "w-1", TOPIC)
+    with another(pg, "reading") as reader, another(pg, "migrating") as migration:
+        reader.execute(text("SELECT 1 FROM job"))
+        pid = reader.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        waiting = threading.Thread(target=migration.execute, args=(text("LOCK TABLE job IN ACCESS EXCLUSIVE MODE"),))
+        waiting.start()
+        with pg.engine.connect() as looking:
+            wait_until(lambda: looking.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar() == 1)
+        answer = ask(pg, job_id)
+        reader.rollback()
+        waiting.join()
+        migration.rollback()
+    assert answer.reason == Reason.TABLE_LOCKED
+    assert "waits behind process " in answer.sentence
+    assert answer.sentence.endswith(f"that process {pid} keeps from it.")
+    assert answer.cure.startswith(f"End one of them: SELECT pg_terminate_backend({pid}), or ")
 
 
 def test_transactions_in_words() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
 
 from brooq_sa.doctor import Level
 from brooq_sa.statements import presence
 from databases import JOB, Database
+from waiting import wait_until
 
 AT_ONCE = timedelta(0)
 
@@ -23,6 +27,48 @@ def options(url: str, **settings: str) -> Engine:
     """An engine whose sessions begin with these settings."""
     given = " ".join(f"-c {name}={value}" for name, value in settings.items())
     return create_engine(make_url(url).update_query_dict({"options": given}))
+
+
+def test_a_locked_table(check: Any, pg: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps claims out is named; the checks that must read the rows say that they could not, and soon."""
+    monkeypatch.setattr("brooq_sa.doctor.server.MOMENT", 0.0)
+    with pg.engine.connect() as connection:
+        connection.execute(text("LOCK TABLE job IN ACCESS EXCLUSIVE MODE"))
+        pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        [found] = check(pg.engine, "locks")
+        [unseen] = check(pg.engine, "unserved")
+        assert (found.level, unseen.level) == (Level.FAULT, Level.NOTE)
+        assert f"process {pid} of postgres" in found.what
+        assert found.cure.endswith(f"SELECT pg_terminate_backend({pid}).")
+        assert "lock timeout" in unseen.what
+        monkeypatch.setattr("brooq_sa.doctor.server.MOMENT", 3600.0)
+        assert levels(check(pg.engine, "locks")) == [Level.OK]
+        connection.rollback()
+    monkeypatch.undo()
+    assert levels(check(pg.engine, "locks")) == [Level.OK]
+
+
+def test_a_long_vacuum_is_in_no_way(check: Any, own: Database) -> None:
+    """A vacuum may take its time: it is no transaction that holds back anything."""
+    own.execute("INSERT INTO job (topic, payload) SELECT 'x', '1' FROM generate_series(1, 5000)")
+    slow = options(own.url, vacuum_cost_delay="50", vacuum_cost_limit="1")
+    connection = slow.connect().execution_options(isolation_level="AUTOCOMMIT")
+    vacuum = threading.Thread(target=_vacuum, args=(connection,))
+    vacuum.start()
+    try:
+        running = "SELECT pid FROM pg_stat_progress_vacuum WHERE datname = current_database()"
+        [row] = wait_until(lambda: own.execute(running))
+        assert levels(check(own.engine, "transactions", long_transaction=AT_ONCE)) == [Level.OK]
+    finally:
+        own.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_progress_vacuum")
+        vacuum.join()
+        slow.dispose()
+    assert row["pid"]
+
+
+def _vacuum(connection: Any) -> None:
+    with contextlib.suppress(DBAPIError), connection:  # it is canceled
+        connection.execute(text("VACUUM job"))
 
 
 def test_bloat_and_a_vacuum_that_is_behind(check: Any, own: Database) -> None:
