@@ -109,8 +109,14 @@ def lines(seen: Overview, view: View, width: int, height: int | None = None) -> 
     ]
     if height is not None:
         frame += [""] * (height - 1 - len(frame))
-        frame = [*frame[: height - 1], view.bottom]
+        frame = [*frame[: height - 1], _bottom(seen, view)]
     return [_cut(clean(line), width) for line in frame]
+
+
+def _bottom(seen: Overview, view: View) -> str:
+    """The last line; where that would be the keys, the error of the chosen job, which its row has no room for."""
+    job = view.job(seen) if view.bottom == KEYS else None
+    return (job and first_line(job.error)) or view.bottom
 
 
 _TOPICS = (

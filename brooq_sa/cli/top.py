@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .codes import DONE, REFUSED, Command
+from .codes import DONE, REFUSED, SIGNALED, Command
 from .failing import Failure, database_said, hide
 from .frame import KEYS, View, lines
 from .options import json_option, table_named, where
 from .printing import clean, print_json
 
 if TYPE_CHECKING:
+    from types import FrameType
+
+    from rich.console import Console
+    from rich.live import Live
     from sqlalchemy import Engine, Table
 
     from brooq_sa.overview import Overview
+
+    from .keyboard import Keyboard
 
 WIDTH = 100
 """Of a frame that is printed where there is no terminal."""
@@ -28,7 +38,11 @@ NO_TERMINAL = "Standard input and output are no terminal to show it on. Use --on
 @click.command(
     cls=Command,
     examples=("top", "top --topic email --interval 5", "top --once", "top --json"),
-    exit_codes={DONE: "quit, or printed", REFUSED: "the database refused, or has no such table"},
+    exit_codes={
+        DONE: "quit, or printed",
+        REFUSED: "the database refused, or has no such table",
+        "129, 143": "ended by SIGHUP or SIGTERM",
+    },
 )
 @where
 @click.option("--topic", default="", metavar="TEXT", help="Only topics that contain this.")
@@ -41,7 +55,8 @@ def top(url: str, schema: str | None, table: str, topic: str, interval: float, o
     """Show topics, live workers and running jobs on a screen that keeps itself up to date.
 
     Keys: q quits, p holds the refresh and goes on, / filters by topic, Tab shows failed, dead and canceled jobs in
-    place of running ones, the arrows (or j and k) choose a job, c cancels it and r retries it, after a question.
+    place of running ones, the arrows (or j and k) choose a job, c cancels it and r retries it, after a question. The
+    last line has the error of the chosen job.
 
     p95 is the time from ready to the end that 95 of 100 of a topic's lately done jobs stayed within.
 
@@ -82,6 +97,21 @@ def _document(seen: Overview, wanted: str) -> dict[str, Any]:
     return document | {"at": seen.at.isoformat()}
 
 
+class _Heard(Exception):
+    """A signal has come that is to be obeyed with the terminal as it was."""
+
+
+@contextmanager
+def _hearing(hear: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Hear of the signals that would leave the terminal as the screen needs it."""
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class _Screen:
     """The live view: one thread that looks, draws, and waits for keys until the next look."""
 
@@ -95,6 +125,8 @@ class _Screen:
         self._asked: tuple[str, Any] | None = None
         self._is_refused = False
         self._is_over = False
+        self._is_waiting = False
+        self._heard: int | None = None
 
     def run(self) -> None:
         try:
@@ -103,25 +135,63 @@ class _Screen:
             raise Failure("Keys can be read on Unix alone. Use --once, or --json.") from error
         from rich.console import Console
         from rich.live import Live
-        from rich.text import Text
 
         console = Console()
+        with _hearing(self._hear):
+            while not self._is_over:
+                with (
+                    Keyboard(sys.stdin.fileno()) as keyboard,
+                    Live(console=console, screen=True, auto_refresh=False) as live,
+                ):
+                    self._show(console, live, keyboard)
+                # The terminal is as it was: what we were told can take its course.
+                self._obey()
+
+    def _show(self, console: Console, live: Live, keyboard: Keyboard) -> None:
+        """Draw, and do what the keys say, until it is over or a signal comes."""
+        from rich.text import Text
+
         look_at = time.monotonic() + self._interval
-        with Keyboard(sys.stdin.fileno()) as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
-            try:
-                while not self._is_over:
-                    frame = lines(self._seen, self._view, console.width, console.height)
-                    live.update(Text("\n".join(frame), no_wrap=True, overflow="crop"), refresh=True)
-                    pressed = keyboard.read(look_at - time.monotonic())
-                    if pressed is None:
-                        return
-                    for key in pressed:
-                        self._press(key)
-                    if time.monotonic() >= look_at:
-                        self._refresh()
-                        look_at = time.monotonic() + self._interval
-            except KeyboardInterrupt:
-                return
+        try:
+            while not self._is_over:
+                frame = lines(self._seen, self._view, console.width, console.height)
+                live.update(Text("\n".join(frame), no_wrap=True, overflow="crop"), refresh=True)
+                pressed = self._wait(keyboard, look_at - time.monotonic())
+                if pressed is None:
+                    self._is_over = True
+                    return
+                for key in pressed:
+                    self._press(key)
+                if time.monotonic() >= look_at:
+                    self._refresh()
+                    look_at = time.monotonic() + self._interval
+        except _Heard:
+            pass
+        except KeyboardInterrupt:
+            self._is_over = True
+
+    def _wait(self, keyboard: Keyboard, timeout: float) -> list[str] | None:
+        self._is_waiting = True
+        try:
+            if self._heard is not None:
+                raise _Heard
+            return keyboard.read(timeout)
+        finally:
+            self._is_waiting = False
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        # Only a wait is cut short: a look, or a move that the user asked for, comes to its end.
+        self._heard = number
+        if self._is_waiting:
+            raise _Heard
+
+    def _obey(self) -> None:
+        """Stop, until the shell's `fg`; or end, with the exit code of a signal."""
+        number, self._heard = self._heard, None
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif number is not None:
+            raise click.exceptions.Exit(SIGNALED + number)
 
     def _refresh(self) -> None:
         if self._view.is_held:

@@ -49,12 +49,15 @@ def busy(count: int) -> Overview:
 @pytest.mark.parametrize("shows_trouble", [False, True])
 @pytest.mark.parametrize("count", [0, 3, 40])
 def test_a_frame_fits(count: int, shows_trouble: bool, width: int, height: int) -> None:
-    """A frame has as many lines as the screen, none wider, and nothing in it commands the terminal."""
+    """A frame has as many lines as the screen, none wider, and nothing in it commands the terminal.
+
+    The last one has the keys, or the error of the job that is chosen.
+    """
     frame = lines(busy(count), View(shows_trouble=shows_trouble, chosen=count), width, height)
     assert len(frame) == height
     assert max(map(cell_len, frame)) <= width
     assert "\x1b" not in "".join(frame)
-    assert frame[-1].startswith("q quit")
+    assert frame[-1].startswith("télé" if count and shows_trouble else "q quit")
 
 
 def test_the_chosen_job_is_in_sight() -> None:
@@ -102,6 +105,10 @@ class Terminal:
         self._descriptor = descriptor
         self._drawn = ""
 
+    def modes(self) -> list[Any]:
+        """How the terminal treats what is typed."""
+        return termios.tcgetattr(self._descriptor)
+
     def press(self, text: str) -> None:
         self._drawn = ""
         os.write(self._descriptor, text.encode())
@@ -137,11 +144,14 @@ def terminal(*arguments: str, cwd: Path) -> Iterator[Terminal]:
         os.close(ours)
 
 
+ERROR = "broken: an error that its column has no room for on a screen of 80"
+
+
 def test_live(db: Database, put: Any, tmp_path: Path) -> None:
     """On a terminal the keys filter, hold, choose, retry after a question, and quit; the screen is kept up to date."""
     dead = put("email.send").id
     put("report.build")
-    db.execute("UPDATE job SET state = 'dead', last_error = 'broken' WHERE topic = 'email.send'")
+    db.execute("UPDATE job SET state = 'dead', last_error = :error WHERE topic = 'email.send'", error=ERROR)
     with terminal("top", "--interval", "0.5", "--url", db.url, cwd=tmp_path) as screen:
         screen.wait_for("report.build")
         put("new.topic")
@@ -156,10 +166,11 @@ def test_live(db: Database, put: Any, tmp_path: Path) -> None:
         screen.wait_for("No job is chosen")
         screen.press("\x1b[B")
         screen.wait_for(f"> {dead}")
+        screen.wait_for(ERROR)
         screen.press("r")
         screen.wait_for("? y/n")
         screen.press("n")
-        screen.wait_for("q quit")
+        screen.wait_for(ERROR)
         assert db.row(dead)["state"] == "dead"
         screen.press("ry")
         screen.wait_for(f"{dead}: retried")
@@ -177,6 +188,39 @@ def test_interrupted(sqlite: Database, tmp_path: Path) -> None:
         screen.process.send_signal(signal.SIGINT)
         wait_until(lambda: screen.process.poll() is not None, what="the end")
         assert screen.process.returncode == 0
+
+
+RESTORED = "\x1b[?1049l"
+"""What leads from the full screen back to the shell's."""
+
+
+def test_ended(sqlite: Database, tmp_path: Path) -> None:
+    """SIGTERM and SIGHUP leave the terminal as it was, and are told by the exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with terminal("top", "--url", sqlite.url, cwd=tmp_path) as screen:
+            before = screen.modes()
+            screen.wait_for("q quit")
+            assert screen.modes() != before
+            screen.process.send_signal(number)
+            screen.wait_for(RESTORED)
+            wait_until(lambda: screen.process.poll() is not None, what="the end")
+            assert (screen.process.returncode, screen.modes()) == (128 + number, before)
+
+
+def test_suspended(sqlite: Database, tmp_path: Path) -> None:
+    """Ctrl-Z gives the shell its terminal back; continued, the screen is drawn anew and keys act as before."""
+    with terminal("top", "--interval", "0.5", "--url", sqlite.url, cwd=tmp_path) as screen:
+        before = screen.modes()
+        screen.wait_for("q quit")
+        screen.process.send_signal(signal.SIGTSTP)
+        screen.wait_for(RESTORED)
+        assert os.waitid(os.P_PID, screen.process.pid, os.WSTOPPED | os.WNOWAIT) is not None
+        assert screen.modes() == before
+        screen.press("")
+        screen.process.send_signal(signal.SIGCONT)
+        screen.wait_for("q quit")
+        screen.press("p")
+        screen.wait_for("HELD")
 
 
 def test_a_database_that_refuses(sqlite: Database, tmp_path: Path) -> None:
