@@ -8,7 +8,9 @@ configures nothing sees warnings alone.
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
+import os
 import re
 import sys
 import uuid
@@ -173,6 +175,64 @@ class AttemptFilter(logging.Filter):
             if not hasattr(record, name):
                 setattr(record, name, context.get(name, "-"))
         return True
+
+
+def outlive_readers() -> None:
+    """From now on printing fails in this process for no reader that has gone, and no disk that is full.
+
+    For processes of our own: a handler that prints is to have the same outcome whoever listens. What cannot be written
+    is dropped. A standard descriptor that is closed leads nowhere from now on; else the next socket would be in its
+    place, and get what C code or a program that a handler starts prints.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, so this one
+    sys.stdout, sys.stderr = _forgiving(sys.stdout, 1), _forgiving(sys.stderr, 2)
+
+
+def _forgiving(stream: Any, descriptor: int) -> Any:
+    if stream is None:  # it was closed when Python began
+        return io.TextIOWrapper(_Forgiving(descriptor), "utf-8", write_through=True)
+    if not isinstance(stream, io.TextIOWrapper) or isinstance(stream.buffer, _Forgiving):
+        return stream
+    try:
+        raw = _Forgiving(stream.fileno())
+        stream.flush()
+    except (OSError, ValueError):  # closed, or no file but something of somebody's own
+        return stream
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),  # as Python itself has it
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _Forgiving(io.RawIOBase):
+    """Writes to a descriptor, and drops what it does not take."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, text: Any) -> int:
+        left = memoryview(text).cast("B")
+        count = len(left)
+        with suppress(OSError):
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        return count
 
 
 _own_factory = structlog.stdlib.LoggerFactory()

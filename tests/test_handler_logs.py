@@ -223,6 +223,70 @@ def test_a_log_that_fails_changes_no_outcome(db: Database, fails: bool) -> None:
     assert base_of(job).registry is not None
 
 
+PRINTING = """
+import sys
+from brooq_sa import JobBase
+
+class AppJob(JobBase): ...
+
+def report():
+    print("to whom it may concern", flush=True)
+    print("and to nobody else" * 1_000, file=sys.stderr)
+    sys.stdout.buffer.write(b"bytes, too")
+
+class Plain(AppJob, topic="plain", max_attempts=1):
+    def run(self, claim):
+        report()
+
+class Coroutine(AppJob, topic="coroutine", max_attempts=1):
+    async def run(self, claim):
+        report()
+
+class Isolated(AppJob, topic="isolated", max_attempts=1, isolation="process"):
+    def run(self, claim):
+        report()
+"""
+
+
+def standard_streams(lost: str) -> tuple[str, int | None]:
+    """What a shell makes of a command whose output is lost, and the descriptor that it gets for that."""
+    if lost == "never there":
+        return '"$@" >&- 2>&- <&-', None
+    if lost == "full":
+        return '"$@"', os.open("/dev/full", os.O_WRONLY)
+    reader, writer = os.pipe()
+    os.close(reader)
+    return '"$@"', writer
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("lost", ["full", "closed", "never there"])
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_what_handlers_print_changes_no_outcome(
+    processes: Processes, sqlite: Database, lost: str, unbuffered: str
+) -> None:
+    """Handlers may print, though nobody reads it any more, and the worker stops in good order (W3)."""
+    (processes.folder / "own_jobs.py").write_text(PRINTING, encoding="utf-8")
+    for topic in ("plain", "coroutine", "isolated") * 2:
+        put(sqlite, RawJob(topic, {}))
+    shell, target = standard_streams(lost)
+    command = ["sh", "-c", f"exec {shell}", "sh", sys.executable, "-m", "brooq_sa", "worker", "own_jobs:AppJob"]
+    environment = os.environ | {"PYTHONPATH": str(processes.folder), "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(
+        [*command, "--url", sqlite.url], stderr=target, stdout=target, env=environment, cwd=processes.folder
+    ) as worker:
+        if target is not None:
+            os.close(target)
+        try:
+            wait_until(lambda: {*sqlite.states()} <= {"done", "dead"}, what="all jobs' ends", timeout=30)
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(30) == 0
+        finally:
+            worker.kill()
+    assert {row["last_error"] for row in sqlite.rows()} == {None}
+    assert sqlite.states() == ["done"] * 6
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("lost", ["full", "closed"])
 @pytest.mark.parametrize("form", ["json", "console"])

@@ -83,15 +83,6 @@ def database_said(error: Exception) -> str:
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()) or type(error).__name__
 
 
-def drop_unwritable() -> None:
-    """Let go of what handlers have printed and nobody can take: a full disk, a reader that has gone."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            _write_no_more(stream)
-
-
 def _write_no_more(stream: TextIO) -> None:
     # What is still buffered would fail again when Python flushes it at exit.
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -17,7 +17,6 @@ from brooq_sa.durations import format_duration
 
 from .bases import load_base
 from .codes import DONE, ENDED_AT_ONCE, REFUSED, Command
-from .failing import drop_unwritable
 from .options import json_option, url_option
 from .printing import print_json, print_table
 from .settings import effective, hidden, http_option, log_options, read_settings, settings_options
@@ -82,10 +81,12 @@ def worker(
     With --check and --json, one object: `database`, `topics` and `settings`.
     """
     stopping = Stopping()
-    base = load_base(target)
-    loaded = read_settings(arguments)
 
     from brooq_sa import Worker, log
+
+    log.outlive_readers()
+    base = load_base(target)
+    loaded = read_settings(arguments)
 
     from .database import opened
 
@@ -151,7 +152,6 @@ def _work(runner: Worker, stopping: Stopping, supervisor: Supervisor) -> None:
     # On a thread of its own, so that this one hears a second signal whatever the stop is waiting for.
     with ThreadPoolExecutor(1, "stop") as thread:
         is_written = _outcome(thread.submit(runner.stop), supervisor)
-    drop_unwritable()
     if not is_written:
         raise SystemExit(REFUSED)
 

@@ -157,6 +157,7 @@ class Ended(NamedTuple):
 def serve(channel: Connection) -> None:
     """Run jobs until the parent closes the channel. Called by the first line of a child."""
     os.set_inheritable(channel.fileno(), False)
+    log.outlive_readers()
     faulthandler.enable()
     _leave_signals_to_the_parent()
     setup = channel.recv()
