@@ -7,7 +7,8 @@
     print(bulk.run())
 
 Each batch is committed by itself, and a job that was moved fits the filter no more. So a run that was interrupted is
-gone on with by running the same again.
+gone on with by running the same again. What comes to fit after the first look, or changes after it, was not seen by
+whoever decided, and is left alone: that also ends a run over a topic that others keep filling.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Executable, Table, select
@@ -40,6 +41,12 @@ BATCH = 500
 
 WINDOW = 5_000
 """How many are looked for at once."""
+
+FIRST = datetime(1970, 1, 1, tzinfo=UTC)
+"""Before every instant of a job."""
+
+TICK = timedelta(milliseconds=1)
+"""The step of SQLite's clock; what changed within the one of the first look was there to be seen."""
 
 
 class Move(enum.StrEnum):
@@ -129,7 +136,8 @@ class Bulk:
         newer_than: last changed not as long ago as that.
 
     Raises:
-        OptionError: no filter at all, a state that the move does not take, or a duration that is none.
+        OptionError: no filter at all, a state that the move does not take, a duration that is none, or two that no age
+            is between.
     """
 
     def __init__(
@@ -157,6 +165,11 @@ class Bulk:
         self._older_than = None if older_than is None else parse_duration(older_than)
         self._newer_than = None if newer_than is None else parse_duration(newer_than)
         self._pinned: dict[str, datetime] | None = None
+        if self._older_than is not None and self._older_than >= (self._newer_than or timedelta.max):
+            raise OptionError(
+                f"No job was last changed longer ago than {older_than} and not as long ago as {newer_than}."
+                " Let older_than be the shorter of both, or leave out one."
+            )
 
     def preview(self, sample: int = 5) -> Preview:
         """How many jobs fit now, and some of them; nothing is moved."""
@@ -225,11 +238,12 @@ class Bulk:
                 yield shape, terms | topic
 
     def _pin(self, connection: Connection) -> dict[str, datetime]:
-        """The ages as instants by the database's clock, as of the first look: what grows old meanwhile is not meant."""
+        """The ages as instants by the database's clock, as of the first look; and that look itself, as the latest."""
         if self._pinned is None:
             clock: datetime = connection.execute(select(now())).scalar_one()
-            ages = {"after": self._newer_than, "before": self._older_than}
-            self._pinned = {name: clock - age for name, age in ages.items() if age is not None}
+            self._pinned = {"before": clock + TICK if self._older_than is None else _ago(clock, self._older_than)}
+            if self._newer_than is not None:
+                self._pinned["after"] = _ago(clock, self._newer_than)
         return self._pinned
 
     def _run_batch(self, rows: Sequence[Any], tally: Tally) -> None:
@@ -261,6 +275,11 @@ class Bulk:
                 if connection.dialect.name == "postgresql":
                     connection.execute(statements.by_index())
                 yield connection
+
+
+def _ago(clock: datetime, age: timedelta) -> datetime:
+    """The instant of that age; or the first there is, since Python's time does not reach back as far as an age may."""
+    return clock - min(age, clock - FIRST)
 
 
 def move_one(job: Table, move: Move, connection: Connection, job_id: uuid.UUID) -> MoveResult:

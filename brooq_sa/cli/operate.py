@@ -14,6 +14,7 @@ import click
 from brooq_sa.states import READY, TERMINAL, State
 
 from .codes import DONE, REFUSED, Command
+from .failing import Failure
 from .options import json_option, table_named, where
 from .printing import first_line, print_json, print_table, relative
 
@@ -238,8 +239,10 @@ def _all(url: str, job: Any, move: str, moved: str, as_json: bool, *, dry_run: b
             _show(preview)
         if preview.total and not dry_run:
             if not yes:
-                click.confirm(f"{move} {preview.total:,} jobs?", abort=True, err=True)
+                _confirm(f"{move} {preview.total:,} {'job' if preview.total == 1 else 'jobs'}?")
             tally = _run(bulk, move, preview.total)
+            # Some may have been moved by others before their batch was looked for.
+            tally.left = max(tally.left, preview.total - tally.moved)
     if as_json:
         fit = {str(state): count for state, count in preview.counts.items()}
         print_json({"fit": fit, "moved": tally.moved, "left": tally.left})
@@ -248,6 +251,16 @@ def _all(url: str, job: Any, move: str, moved: str, as_json: bool, *, dry_run: b
         click.echo(f"{tally.moved:,} {moved}{left}.")
     if tally.left:
         raise click.exceptions.Exit(REFUSED)
+
+
+def _confirm(question: str) -> None:
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort:
+        click.echo(err=True)
+        if sys.stdin.isatty():
+            raise Failure("Nothing was done.") from None
+        raise Failure("Nothing was done: the answer was not yes. Give --yes where nobody is asked.") from None
 
 
 def _show(preview: Preview) -> None:

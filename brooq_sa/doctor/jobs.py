@@ -43,7 +43,8 @@ def unserved(look: Look) -> Iterator[Finding]:
             later.add(topic)
     if due:
         named = listed(f"{topic} (oldest due for {long(seconds)})" for topic, seconds in sorted(due.items()))
-        live = f"{len(workers)} live workers serve others" if workers else "no worker is live at all"
+        several = f"{len(workers)} live workers serve others" if len(workers) > 1 else "the one live worker serves others"
+        live = several if workers else "no worker is live at all"
         make = warning if workers else fault
         yield make(
             f"Nobody serves {named}; {live}.",
@@ -93,7 +94,7 @@ def leases(look: Look) -> Iterator[Finding]:
     count, oldest = look.connection.execute(select(func.count(), func.max(some.c.over))).one()
     if count:
         yield fault(
-            f"{count} leases have run out and were not reaped, the oldest {long(oldest)} ago.",
+            f"{count} {'lease has' if count == 1 else 'leases have'} run out unreaped, the oldest {long(oldest)} ago.",
             "Their workers are gone, and the jobs do not come back by themselves while no worker reaps.",
             "Start a worker; if some are live, look in their logs for what keeps upkeep from its work.",
             leases=count,

@@ -48,7 +48,9 @@ def test_a_look_a_question_and_the_move(brooq: Any, db: Database, dead: None) ->
 def test_no_moves_nothing(brooq: Any, db: Database, dead: None, answer: str) -> None:
     """Any answer but yes, and nobody there to answer, leave all as it is, with exit code 1."""
     before = db.rows()
-    assert brooq("delete", "--state", "dead", stdin=answer).exit_code == 1
+    result = brooq("delete", "--state", "dead", stdin=answer)
+    assert result.exit_code == 1
+    assert "Nothing was done: the answer was not yes. Give --yes where nobody is asked." in result.stderr
     assert db.rows() == before
 
 
@@ -91,6 +93,18 @@ def test_what_is_left_is_exit_code_1(brooq: Any, dead: None, monkeypatch: pytest
     result = brooq("retry", "--topic", "a", "--yes")
     assert result.exit_code == 1
     assert "0 retried, 3 left as they were: changed, locked or referred to." in result.stdout
+
+
+def test_what_changed_before_its_batch_is_counted(
+    brooq: Any, db: Database, dead: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that somebody else moves between the look and the answer is left alone, and told of."""
+    monkeypatch.setattr(
+        operate, "_confirm", lambda _question: db.execute("UPDATE job SET state = 'done' WHERE topic = 'b'")
+    )
+    result = brooq("retry", "--state", "dead")
+    assert (result.exit_code, "3 retried, 2 left as they were: " in result.stdout) == (1, True)
+    assert db.states().count("done") == 2
 
 
 def test_interrupted(brooq: Any, db: Database, dead: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, select, text
 
 from brooq_sa import JobBase, NewJob, OptionError, RawJob, SchemaError, State, wake
 from brooq_sa import bulk as module
 from brooq_sa.bulk import Bulk, Move, MoveResult, Tally, move_one
-from conformance.samples import TOPIC, AppJob, claim, ended, put, put_one, settle
+from brooq_sa.functions import now
+from conformance.samples import TOPIC, AppJob, claim, claim_one, ended, put, put_one, settle
 from databases import JOB, Database
+from waiting import wait_until
 
 OTHER = "other.topic"
 
@@ -156,6 +158,47 @@ def test_it_goes_on_where_it_ended(crowd: Database) -> None:
     assert make(crowd, Move.DELETE, **EVERY).run() == Tally(9 - moved, 0)
 
 
+def test_what_comes_after_the_look_is_left(db: Database) -> None:
+    """A job that came to fit after the preview, or went through another attempt since, was not meant (I3)."""
+    put(db, *(RawJob(TOPIC, number, AppJob) for number in range(3)))
+    for job in claim(db, {TOPIC: 3}):
+        settle(db, job, ended(job, State.FAILED, error="ValueError: x"))
+    bulk = make(db, Move.RETRY, topics=[TOPIC])
+    assert bulk.preview().counts == {State.FAILED: 3}
+    _let_time_pass(db)
+    again = claim_one(db)
+    settle(db, again, ended(again, State.DEAD, error="ValueError: y"))
+    assert bulk.run() == Tally(2, 0)
+    assert [row["state"] for row in db.rows(id=again.id)] == ["dead"]
+
+
+def test_a_run_over_a_topic_that_others_fill_ends(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast jobs come in, those that were there at the first look are moved, and that is all."""
+    monkeypatch.setattr(module, "BATCH", 1)
+    monkeypatch.setattr(module, "WINDOW", 1)
+    first = put(db, *(RawJob(TOPIC, number, AppJob) for number in range(3)))
+    bulk = make(db, Move.CANCEL, topics=[TOPIC])
+    bulk.preview()
+    _let_time_pass(db)
+    assert bulk.run(lambda _tally: put_one(db, RawJob(TOPIC, 9, AppJob))) == Tally(3, 0)
+    assert {row["id"] for row in db.rows(state="canceled")} == set(first)
+
+
+def _let_time_pass(db: Database) -> None:
+    """Until the database's clock has moved on by more than its step."""
+    with db.engine.connect() as connection:
+        begun = connection.execute(select(now())).scalar_one()
+        wait_until(lambda: connection.execute(select(now())).scalar_one() > begun + 2 * module.TICK)
+
+
+@pytest.mark.parametrize("age", ["9000000d", "99999999d"])
+def test_an_age_beyond_all_time(db: Database, age: str) -> None:
+    """An age that reaches back further than Python's time is older than every job."""
+    put_one(db, RawJob(TOPIC, 1, AppJob))
+    assert make(db, Move.CANCEL, topics=[TOPIC], older_than=age).preview().total == 0
+    assert make(db, Move.CANCEL, topics=[TOPIC], newer_than=age).preview().total == 1
+
+
 def test_a_job_that_changed_is_left(crowd: Database) -> None:
     """What somebody else moved between the look and the batch is left as it is, and counted (I3)."""
     changed: list[uuid.UUID] = []
@@ -238,7 +281,14 @@ def test_workers_are_told(crowd: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    "filters", [{}, {"states": [State.DONE]}, {"older_than": "1"}, {"topics": [TOPIC], "newer_than": "soon"}]
+    "filters",
+    [
+        {},
+        {"states": [State.DONE]},
+        {"older_than": "1"},
+        {"topics": [TOPIC], "newer_than": "soon"},
+        {"older_than": "1h", "newer_than": "60m"},
+    ],
 )
 def test_what_cannot_be_meant_is_refused(db: Database, filters: dict[str, Any]) -> None:
     """No filter at all, a state that the move does not take, and an age without a unit are refused at once."""
