@@ -69,15 +69,23 @@ class Endpoint:
         at_once: the paths of those that wait for nothing. They are answered whatever the others take.
         is_shared: whether other processes of the same user may open the same address, each of which then gets some of
             the requests.
+        worker: whose it is, for its lines in the log.
     """
 
     def __init__(
-        self, address: str, pages: Mapping[str, Page], *, at_once: Collection[str] = (), is_shared: bool = False
+        self,
+        address: str,
+        pages: Mapping[str, Page],
+        *,
+        at_once: Collection[str] = (),
+        is_shared: bool = False,
+        worker: str | None = None,
     ) -> None:
         self._address = address
         self._pages = pages
         self._at_once = at_once
         self._is_shared = is_shared
+        self._worker = worker
         self._listening: socket.socket | None = None
         self._stop: socket.socket | None = None
         self._stopped: socket.socket | None = None
@@ -206,9 +214,8 @@ class Endpoint:
             return self._pages[request.path](request.headers)
         except Exception as error:  # noqa: BLE001 - collectors in the registry are the user's
             with suppress(Exception):
-                get_logger().error(
-                    "page_failed", path=request.path, error=f"{type(error).__name__}: {error}", exc_info=True
-                )
+                said = f"{type(error).__name__}: {error}"
+                get_logger().error("page_failed", path=request.path, error=said, worker=self._worker, exc_info=True)
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"It failed; the log says why.\n")
 
 

@@ -98,17 +98,6 @@ def test_events_are_named_alike() -> None:
     assert [name for name in written() if not re.fullmatch(r"[a-z]+(_[a-z]+)+", name)] == []
 
 
-NO_WORKER_KNOWN = {
-    "page_failed",
-    "slot_without_thread",
-    "event_loop_broken",
-    "event_loop_blocked",
-    "event_loop_did_not_answer",
-    "child_started",
-}
-"""Written where nobody knows whose worker it is."""
-
-
 @pytest.mark.parametrize(
     "path, call",
     [pytest.param(path, call, id=f"{path.stem}-{min(names_of(call))}") for path, call in calls()],
@@ -116,7 +105,7 @@ NO_WORKER_KNOWN = {
 def test_each_line_says_whose_it_is(path: Path, call: ast.Call) -> None:
     """A line about a job has its id, topic, attempt and worker; any other has the worker (W3)."""
     given = {keyword.arg for keyword in call.keywords}
-    if None in given or names_of(call) <= NO_WORKER_KNOWN:  # **about(claim), which has them all
+    if None in given:  # **about(claim), which has them all
         return
     assert given >= (set(log.ABOUT) if "job_id" in given else {"worker"})
 

@@ -25,8 +25,9 @@ class ThreadExecutor:
 
     thread_name = "brooq-slot"
 
-    def __init__(self, finish: Finish, redact: Redact | None) -> None:
+    def __init__(self, finish: Finish, redact: Redact | None, *, worker: str | None = None) -> None:
         self._finish = finish
+        self._worker = worker
         self._redact = redact
         self._waiting: SimpleQueue[Assignment | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -97,7 +98,7 @@ class ThreadExecutor:
             try:
                 self._make_threads(self._unfinished)
             except RuntimeError:  # it waits for the next thread that is free
-                get_logger().exception("slot_without_thread")
+                get_logger().exception("slot_without_thread", worker=self._worker)
 
     def _run(self, assignment: Assignment) -> Finished:
         return run(assignment, self._redact)
@@ -133,8 +134,16 @@ async def run_cancellable(
 class LoopExecutor:
     """Runs ``async def`` handlers, each as a task of one event loop on a thread of its own."""
 
-    def __init__(self, finish: Finish, redact: Redact | None, on_replaced: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        finish: Finish,
+        redact: Redact | None,
+        on_replaced: Callable[[], None] = lambda: None,
+        *,
+        worker: str | None = None,
+    ) -> None:
         self._finish = finish
+        self._worker = worker
         self._redact = redact
         self._on_replaced = on_replaced
         self._tasks: set[asyncio.Task[None] | None] = set()  # an event loop itself does not keep them alive
@@ -172,8 +181,7 @@ class LoopExecutor:
         finally:
             loop.close()
 
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the loop until it is stopped, or something breaks out of it.
 
         Asyncio lets the SystemExit or KeyboardInterrupt of a task that a handler has begun pass through the loop. It
@@ -182,7 +190,7 @@ class LoopExecutor:
         try:
             loop.run_forever()
         except BaseException:  # noqa: BLE001 - what broke out has been logged, and the other attempts go on
-            get_logger().exception("event_loop_broken")
+            get_logger().exception("event_loop_broken", worker=self._worker)
 
     def _begin(self, assignments: list[Assignment]) -> None:
         loop = asyncio.get_running_loop()
@@ -217,7 +225,7 @@ class LoopExecutor:
         answered = threading.Event()
         loop.call_soon_threadsafe(answered.set)
         if not answered.wait(PATIENCE):
-            get_logger().error("event_loop_blocked")
+            get_logger().error("event_loop_blocked", worker=self._worker)
             self._retired.add(loop)
             loop.call_soon_threadsafe(self._end_when_empty, loop)
             self._on_replaced()
@@ -241,7 +249,7 @@ class LoopExecutor:
         try:
             asyncio.run_coroutine_threadsafe(work(), self._loop).result(PATIENCE)
         except Exception:  # noqa: BLE001 - a loop that cannot be asked, or connections that do not close, hold up nobody
-            get_logger().warning("event_loop_did_not_answer", exc_info=True)
+            get_logger().warning("event_loop_did_not_answer", worker=self._worker, exc_info=True)
 
     def stop(self, timeout: float) -> None:
         """End the loop; tasks that are still there are canceled and given `timeout` seconds."""

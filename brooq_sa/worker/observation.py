@@ -89,7 +89,7 @@ class Observation:
         self._http_addr = http_addr
         pages = {"/metrics": self._show_metrics, "/healthz": self._show_alive, "/readyz": self._show_ready}
         self._endpoint = (
-            Endpoint(http_addr, pages, at_once=("/healthz", "/readyz"), is_shared=is_multiprocess())
+            Endpoint(http_addr, pages, at_once=("/healthz", "/readyz"), is_shared=is_multiprocess(), worker=worker)
             if http_addr
             else None
         )

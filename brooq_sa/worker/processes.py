@@ -136,8 +136,16 @@ class ProcessExecutor(ThreadExecutor):
 
     thread_name = "brooq-child"
 
-    def __init__(self, finish: Finish, redact: Hook | None, setup: Callable[[], Setup], grace: timedelta) -> None:
-        super().__init__(finish, redact)
+    def __init__(
+        self,
+        finish: Finish,
+        redact: Hook | None,
+        setup: Callable[[], Setup],
+        grace: timedelta,
+        *,
+        worker: str | None = None,
+    ) -> None:
+        super().__init__(finish, redact, worker=worker)
         self._setup = setup
         self._grace = grace
         # The kernel ends a child together with the thread that started it (prctl(2), PR_SET_PDEATHSIG), and threads of
@@ -227,7 +235,7 @@ class ProcessExecutor(ThreadExecutor):
         except BaseException:
             self._end(child)
             raise
-        get_logger().debug("child_started", pid=child.pid)
+        get_logger().debug("child_started", pid=child.pid, worker=self._worker)
         return child
 
     def _put_back(self, child: ChildProcess) -> None:

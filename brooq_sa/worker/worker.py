@@ -187,8 +187,8 @@ class Worker:
         )
         self._settling = Settling(store, for_settling, self._slots, worker=worker, held=held, events=self.events)
         self._redact = redact
-        self._threads = ThreadExecutor(self._slots.ended, redact)
-        self._event_loop = LoopExecutor(self._slots.ended, redact, self._forget_async_engine)
+        self._threads = ThreadExecutor(self._slots.ended, redact, worker=worker)
+        self._event_loop = LoopExecutor(self._slots.ended, redact, self._forget_async_engine, worker=worker)
         self._heartbeat = Heartbeat(store, for_heartbeat, settings, worker=worker, held=held)
         upkeep = Upkeep()
         ceilings = self._base.registry.crash_ceilings
@@ -266,6 +266,7 @@ class Worker:
             lambda: setup_for(kinds, self._engine, *names),
             # Sooner than the watchdog would give the handler up.
             min(KILL_GRACE, self.settings.effective_watchdog_grace / 2),
+            worker=self.id,
         )
 
     def start(self) -> None:
