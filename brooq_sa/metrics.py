@@ -121,7 +121,10 @@ class Families:
         self.claimed = counter("brooq_claimed", "Jobs taken by this worker.", "topic")
         self.settled = counter("brooq_settle", "Attempts whose outcome the database has accepted.", "topic", "outcome")
         self.duration = histogram(
-            "brooq_attempt_duration_seconds", "How long handlers ran, whatever came of it.", DURATIONS, "topic"
+            "brooq_attempt_duration_seconds",
+            "How long handlers ran, of attempts that ended done, failed, dead or canceled.",
+            DURATIONS,
+            "topic",
         )
         self.waited = histogram(
             "brooq_ready_to_start_seconds", "From when a job was due to when its handler began.", WAITS, "topic"

@@ -340,6 +340,9 @@ def test_hung_handlers_show_as_slots(sqlite: Database) -> None:
         release.set()
         wait_for(registry, "brooq_worker_slots", 0, state="hung")
         assert value(registry, "brooq_settle_total", topic="work", outcome="dead") == 1
+        ran = value(registry, "brooq_attempt_duration_seconds_sum", topic="work")
+        assert ran is not None
+        assert 0.1 <= ran < 30
 
 
 def test_what_retention_deletes_is_counted(sqlite: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -426,8 +427,15 @@ class Worker:
             grace = format_duration(self.settings.effective_watchdog_grace)
             error = TimeoutError(f"{claim.cause}, and the handler did not stop within {grace}")
             outcome = after(error, claim._holding, self._policies[claim.topic])
-        if self._slots.hung(Finished(claim, outcome, timedelta(0))):
+        if self._slots.hung(Finished(claim, outcome, self._run_for(claim))):
             self._executor_of(self._kinds[claim.topic]).replace()
+
+    def _run_for(self, claim: Claim | AsyncClaim) -> timedelta:
+        """For how long the claim's handler has run."""
+        if claim._attempt_ends == math.inf:  # it has not begun
+            return timedelta(0)
+        left = claim._attempt_ends - time.monotonic()
+        return self._policies[claim.topic].attempt_timeout - timedelta(seconds=left)
 
     # Stopping.
 
