@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CancelJob,
         DeclarationError,
         EnqueueError,
+        JobNotFound,
         LeaseLost,
         OptionError,
         PayloadError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from .settings import WorkerSettings
     from .standing import Reason, Why, why
     from .states import CancelResult, Enqueued, RetryResult, State, StopCause
+    from .waiting import Fate, wait_for
     from .worker import Worker
 
 __version__ = "0.1.0"
@@ -51,7 +53,9 @@ __all__ = [
     "EnqueueError",
     "EnqueueMixin",
     "Enqueued",
+    "Fate",
     "JobBase",
+    "JobNotFound",
     "Kind",
     "LeaseLost",
     "NewJob",
@@ -81,6 +85,7 @@ __all__ = [
     "pause",
     "resume",
     "retry",
+    "wait_for",
     "why",
 ]
 
@@ -96,6 +101,7 @@ _HOMES = {
         "CancelJob",
         "DeclarationError",
         "EnqueueError",
+        "JobNotFound",
         "LeaseLost",
         "OptionError",
         "PayloadError",
@@ -114,6 +120,7 @@ _HOMES = {
     "settings": ("WorkerSettings",),
     "standing": ("Reason", "Why", "why"),
     "states": ("CancelResult", "Enqueued", "RetryResult", "State", "StopCause"),
+    "waiting": ("Fate", "wait_for"),
     "worker": ("Worker",),
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}

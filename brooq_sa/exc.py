@@ -12,6 +12,7 @@
     ├── AccessError         the database role lacks a privilege on the table
     ├── SqliteSetupError    a SQLite engine whose savepoints would not hold
     ├── UsageError          a worker, consumer or claim used in a way that has no meaning
+    ├── JobNotFound         there is no job of that id
     ├── LeaseLost           the claim no longer holds its job
     └── Signal              raised by handlers to choose an outcome
         ├── RetryAfter
@@ -21,6 +22,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -101,6 +103,27 @@ class SqliteSetupWarning(UserWarning):
 
 class UsageError(BrooqError):
     """A worker, consumer or claim used in a way that has no meaning."""
+
+
+class JobNotFound(BrooqError, LookupError):
+    """There is no job of that id.
+
+    Attributes:
+        id: that was looked for.
+        last_state: in which it was last seen, if it was there before.
+    """
+
+    def __init__(self, job_id: uuid.UUID, last_state: str | None = None) -> None:
+        self.id = job_id
+        self.last_state = last_state
+        super().__init__(
+            f"There is no job {job_id}. The transaction that enqueued it has not committed, or it has been deleted."
+            if last_state is None
+            else f"Job {job_id} has been deleted; it was {last_state} when it was last seen."
+        )
+
+    def __reduce__(self) -> tuple[type[JobNotFound], tuple[uuid.UUID, str | None]]:
+        return type(self), (self.id, self.last_state)
 
 
 class LeaseLost(BrooqError):

@@ -110,7 +110,7 @@ def lines(seen: Overview, view: View, width: int, height: int | None = None) -> 
     if height is not None:
         frame += [""] * (height - 1 - len(frame))
         frame = [*frame[: height - 1], _bottom(seen, view)]
-    return [_cut(clean(line), width) for line in frame]
+    return [cut(clean(line), width) for line in frame]
 
 
 def _bottom(seen: Overview, view: View) -> str:
@@ -196,12 +196,12 @@ def _row(columns: Sequence[Column], cells: Sequence[str], share: int) -> str:
 def _sized(text: str, width: int, is_right: bool) -> str:
     from rich.cells import cell_len
 
-    cut = _cut(text, width)
-    padding = " " * (width - cell_len(cut))
-    return padding + cut if is_right else cut + padding
+    fitting = cut(text, width)
+    padding = " " * (width - cell_len(fitting))
+    return padding + fitting if is_right else fitting + padding
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
     """The text in no more than so many cells of a terminal."""
     from rich.cells import cell_len, set_cell_size
 

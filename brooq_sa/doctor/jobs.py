@@ -43,7 +43,9 @@ def unserved(look: Look) -> Iterator[Finding]:
             later.add(topic)
     if due:
         named = listed(f"{topic} (oldest due for {long(seconds)})" for topic, seconds in sorted(due.items()))
-        several = f"{len(workers)} live workers serve others" if len(workers) > 1 else "the one live worker serves others"
+        several = (
+            f"{len(workers)} live workers serve others" if len(workers) > 1 else "the one live worker serves others"
+        )
         live = several if workers else "no worker is live at all"
         make = warning if workers else fault
         yield make(

@@ -18,6 +18,16 @@ def show(job: Table) -> Executable:
     return select(job).where(job.c.id == bindparam("job_id", type_=Uuid()))
 
 
+@cache
+def fate(job: Table) -> Executable:
+    """Where one job stands: id, topic, state, attempts, error, and in how many seconds it is due."""
+    return select(
+        *(job.c[name] for name in ("id", "topic", "state", "attempts")),
+        job.c.last_error.label("error"),
+        (-seconds_since(job.c.available_at)).label("due_in"),
+    ).where(job.c.id == bindparam("job_id", type_=Uuid()))
+
+
 def jobs(
     job: Table,
     *,

@@ -7,10 +7,10 @@ from collections.abc import Awaitable
 from typing import assert_type
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from brooq_sa import JobBase, Reason, State, Why, pause, resume, why
+from brooq_sa import Fate, JobBase, Reason, State, Why, pause, resume, wait_for, why
 from brooq_sa.bulk import Bulk, Move, Preview, Tally
 
 
@@ -38,9 +38,20 @@ def in_bulk(engine: Engine) -> None:
     assert_type(bulk.run(lambda tally: print(tally.moved)), Tally)
 
 
+def waiting(engine: Engine, job_id: uuid.UUID) -> None:
+    fate = wait_for(engine, AppJob, job_id, timeout="30s", on_look=lambda seen: print(seen.state))
+    assert_type(fate, Fate)
+    assert_type(fate.state, State)
+
+
+async def waiting_asynchronously(engine: AsyncEngine) -> None:
+    assert_type(await wait_for(engine, AppJob, "0198c5a2-7f4e-7c31-9d7f-3b0c5a1e2d4f"), Fate)
+
+
 def mistakes(session: Session, engine: Engine) -> None:
     pause(engine, AppJob, "a.b")  # type: ignore[call-overload]
     pause(session, AppJob, "a.b", "reason")  # type: ignore[call-overload]
     resume(session, "a.b")  # type: ignore[call-overload]
+    wait_for(session, AppJob, uuid.uuid4())  # type: ignore[call-overload]
     why(session, AppJob, 17)  # type: ignore[call-overload]
     Bulk(engine, AppJob, "retry")  # type: ignore[arg-type]
