@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import click
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, make_url
@@ -90,13 +91,27 @@ def readable_url(text: str, hint: str = "--url") -> URL:
     except (ArgumentError, ValueError) as error:
         # The text itself is not repeated: it may hold a password.
         raise click.BadParameter(f"It is not a URL that can be read. {EXAMPLES}", param_hint=hint) from error
-    keep_secret(url.password)
-    keep_secret(url.query.get("password"))
+    for secret in _secrets_of(url):
+        keep_secret(secret)
     if url.get_backend_name() not in ("postgresql", "sqlite"):
         raise click.BadParameter(
             f"Jobs live in PostgreSQL or SQLite, not in {url.get_backend_name()}. {EXAMPLES}", param_hint=hint
         )
     return url
+
+
+SECRETS = ("password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret")
+"""Arguments of libpq that nobody is to see (manual, section 34.1.2)."""
+
+
+def _secrets_of(url: URL) -> Iterator[str]:
+    """Its secrets as they are, and as they stand in a URL."""
+    given = [url.password or "", *(value for name in SECRETS for value in url.normalized_query.get(name, ()))]
+    for secret in given:
+        yield secret
+        yield quote(secret, safe="")
+        yield quote(secret)
+        yield quote_plus(secret)
 
 
 def _engine(url: URL, wal: bool) -> Engine:

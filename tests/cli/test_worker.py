@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -244,6 +245,26 @@ def test_passwords_of_the_wake_url_stay_hidden(check: Any) -> None:
     result = check("--wake-url", "postgres://user:0ther@host/name")
     assert (result.exit_code, "postgresql+psycopg://user:***@host/name" in result.stdout) == (0, True)
     assert "0ther" not in result.output
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:{}@host/name",
+        "postgresql://user@host/name?password={}",
+        "postgresql://user@host/name?password=first&password={}",
+        "postgresql://user:other@host/name?sslpassword={}",
+        "postgresql://user@host/name?scram_client_key={}",
+    ],
+)
+def test_secrets_of_a_url_stay_hidden(check: Any, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Wherever a URL may have a secret, with whatever characters, it is not shown (W3)."""
+    secret = "p @:/?&=+%$\u20ac"
+    monkeypatch.setenv("DATABASE_URL", url.format(quote(secret, safe="")))
+    result = check()
+    assert result.exit_code == 0, result.output
+    assert "***" in result.output
+    assert not [form for form in (secret, quote(secret, safe=""), quote_plus(secret)) if form in result.output]
 
 
 @pytest.mark.usefixtures("_signals_as_before")
