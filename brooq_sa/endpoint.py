@@ -29,7 +29,7 @@ BACKLOG = 128
 MOST_ASKING = 128
 """Clients whose request is not all there yet. One more, and the one that has taken longest is cut off."""
 
-MOST_ASKED = 32
+MOST_ASKED = 128
 """Requests that wait for a thread. One more, and it is refused."""
 
 OUT_OF_DESCRIPTORS = 0.1
