@@ -92,7 +92,7 @@ class _Claim(Generic[S]):
     cause: StopCause | None = None
     _session: S | None = None
     _is_over = False
-    _interrupt: Callable[[], None] | None = None
+    _interrupt: Callable[[], object] | None = None
     _observer: Observer | None = None
     # For the worker, by the monotonic clock: when the lease can no longer be trusted, and the time limits.
     _lease_ends: float
@@ -106,23 +106,17 @@ class _Claim(Generic[S]):
     def __init__(
         self,
         claimed: Claimed,
-        *,
         worker: str,
         max_attempts: int,
         table: Table,
         open_session: Callable[[], S],
         lease_ends: float,
     ) -> None:
-        self.id = claimed.id
-        self.topic = claimed.topic
-        self.attempt = claimed.attempt
+        self.id, self.topic, self.payload, self.attempt, _, self._waited, self.key, _ = claimed
         self.max_attempts = max_attempts
-        self.key = claimed.key
-        self.payload = claimed.payload
-        self._waited = claimed.waited
         self.worker = worker
         self.should_stop = StopSignal()
-        self._holding: Holding = (claimed.id, claimed.attempt)
+        self._holding: Holding = (self.id, self.attempt)
         self._chained: list[NewRow] = []
         self._table = table
         self._open_session = open_session
@@ -174,7 +168,7 @@ class _Claim(Generic[S]):
     @property
     def _is_lost(self) -> bool:
         """Whether nothing may be written for this claim any more."""
-        return self._is_hung or self.cause in (StopCause.LEASE_LOST, StopCause.CANCELED)
+        return self._is_hung or (self.cause is not None and self.cause in (StopCause.LEASE_LOST, StopCause.CANCELED))
 
     def _stop(self, cause: StopCause) -> None:
         """Tell the attempt to stop. The first cause stands, but that the lease is lost outweighs any other.
@@ -190,7 +184,7 @@ class _Claim(Generic[S]):
         if (interrupt := self._interrupt) is not None:
             interrupt()
 
-    def _interrupted_by(self, interrupt: Callable[[], None]) -> None:
+    def _interrupted_by(self, interrupt: Callable[[], object]) -> None:
         """Call `interrupt` when the attempt is told to stop; at once, if it has been."""
         self._interrupt = interrupt
         if self.should_stop:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from .durations import parse_duration
@@ -46,6 +47,14 @@ class Policy:
     backoff_base: timedelta
     backoff_max: timedelta
     conflict_reruns: int = 0
+
+    @cached_property
+    def attempt_seconds(self) -> float:
+        return self.attempt_timeout.total_seconds()
+
+    @cached_property
+    def max_execution_seconds(self) -> float:
+        return self.max_execution_timeout.total_seconds()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy.exc import DBAPIError
@@ -51,12 +52,12 @@ class Assignment:
 
     def begin(self) -> None:
         """The slot is here: from now on the time limits count."""
-        self.started_at = time.monotonic()
-        self.claim._attempt_ends = self.started_at + self.policy.attempt_timeout.total_seconds()
-        self.claim._max_execution_ends = self.started_at + self.policy.max_execution_timeout.total_seconds()
-        if self.claim._observer is not None:
-            waited = self.claim.waited.total_seconds() + self.started_at - self.taken_at
-            self.claim._observer.started(self.claim.topic, waited)
+        claim, policy = self.claim, self.policy
+        self.started_at = now = time.monotonic()
+        claim._attempt_ends = now + policy.attempt_seconds
+        claim._max_execution_ends = now + policy.max_execution_seconds
+        if claim._observer is not None:
+            claim._observer.started(claim.topic, claim.waited.total_seconds() + now - self.taken_at)
 
 
 class Finished(NamedTuple):
@@ -64,12 +65,13 @@ class Finished(NamedTuple):
 
     Attributes:
         outcome: to be written; None if the lease was lost, and nothing may be.
+        seconds: that its handler ran.
         is_written: whether the claim's own transaction has written it already.
     """
 
     claim: Any
     outcome: Outcome | None
-    duration: timedelta
+    seconds: float = 0.0
     is_written: bool = False
 
 
@@ -102,11 +104,19 @@ def _run(assignment: Assignment, redact: Redact | None) -> Finished:
         return Finished(claim, outcome, _elapsed(assignment), is_written)
 
 
-async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
-    """Run an ``async def`` handler, as `run` does, in a task of its own."""
+async def run_async(
+    assignment: Assignment, redact: Redact | None, loop: asyncio.AbstractEventLoop | None = None
+) -> Finished:
+    """Run an ``async def`` handler, as `run` does, in the current task, which is canceled to tell it to stop.
+
+    Args:
+        loop: the one that runs; to ask for it costs a system call.
+    """
     claim: AsyncClaim = assignment.claim
     if claim._is_lost:
         return _never_begun(assignment)
+    loop = loop or asyncio.get_running_loop()
+    claim._interrupted_by(partial(loop.call_soon_threadsafe, _cancel, asyncio.current_task(loop), claim))
     bind(claim.id, claim.topic, claim.attempt, claim.worker)
     assignment.begin()
     while True:
@@ -129,13 +139,20 @@ async def run_async(assignment: Assignment, redact: Redact | None) -> Finished:
             claim._is_over = True
         else:
             await _close_async(claim, claim._close())
+        claim._interrupt = None  # which knows the claim: left there, each job would be one for the garbage collector
         return Finished(claim, outcome, _elapsed(assignment), is_written)
+
+
+def _cancel(task: asyncio.Task[Any] | None, claim: AsyncClaim) -> None:
+    # Looked at on the loop's own thread: a commit that has begun must not be canceled.
+    if task is not None and not claim._is_over:
+        task.cancel()
 
 
 def _never_begun(assignment: Assignment) -> Finished:
     """The end of an attempt whose job was canceled, or its lease lost, while it waited for its slot."""
     assignment.claim._is_over = True
-    return Finished(assignment.claim, None, timedelta(0))
+    return Finished(assignment.claim, None)
 
 
 def _pause_after_conflict(error: BaseException, assignment: Assignment) -> float | None:
@@ -236,8 +253,8 @@ async def _close_async(claim: AsyncClaim, close: Coroutine[Any, Any, None]) -> N
         get_logger().warning("session_not_closed", **about(claim), exc_info=True)
 
 
-def _elapsed(assignment: Assignment) -> timedelta:
-    return timedelta(seconds=time.monotonic() - (assignment.started_at or time.monotonic()))
+def _elapsed(assignment: Assignment) -> float:
+    return 0.0 if assignment.started_at is None else time.monotonic() - assignment.started_at
 
 
 def about(claim: Any) -> dict[str, Any]:

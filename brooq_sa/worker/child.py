@@ -49,8 +49,7 @@ from ..kinds import Kind, Policy
 from ..outcomes import after
 from ..states import StopCause
 from ..store import Claimed, Outcome
-from .attempts import Assignment, Finished, run
-from .executors import run_cancellable
+from .attempts import Assignment, Finished, run, run_async
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession  # noqa: F401 - named in a string below
@@ -329,7 +328,7 @@ class Child:
 
     def _run_async(self, assignment: Assignment, redact: Callable[[str], str] | None) -> Finished:
         # Each in a context of its own, or what one handler sets the next would find.
-        return self._sessions.runner.run(run_cancellable(assignment, redact), context=copy_context())
+        return self._sessions.runner.run(run_async(assignment, redact), context=copy_context())
 
     def _redact(self, text: str) -> str:
         self._channel.send(Redact(text))

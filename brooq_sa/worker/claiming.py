@@ -16,7 +16,6 @@ import random
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -188,4 +187,4 @@ class Claiming:
 def _parked(assignment: Assignment) -> Finished:
     reason = f"its attempts have reached {ATTEMPTS_CEILING:,}, beyond which none can be counted"
     get_logger().error("job_parked", reason=reason, **about(assignment.claim))
-    return Finished(assignment.claim, dead(assignment.claim._holding, reason), timedelta(0))
+    return Finished(assignment.claim, dead(assignment.claim._holding, reason))

@@ -12,6 +12,7 @@ from typing import Any
 from ..log import get_logger
 from ..outcomes import Redact
 from .attempts import Assignment, Finished, run, run_async
+from .event_loop import new_event_loop
 
 PATIENCE = 1.0
 """Seconds that an event loop has to show that it turns."""
@@ -111,26 +112,6 @@ class ThreadExecutor:
             self._threads.remove(threading.current_thread())
 
 
-async def run_cancellable(
-    assignment: Assignment, redact: Redact | None, loop: asyncio.AbstractEventLoop | None = None
-) -> Finished:
-    """Run an ``async def`` handler in the current task, which is canceled when the attempt is told to stop."""
-    loop = loop or asyncio.get_running_loop()
-    task = asyncio.current_task(loop)
-    claim = assignment.claim
-
-    def cancel() -> None:
-        # Looked at on the loop's own thread: a commit that has begun must not be canceled.
-        if task is not None and not claim._is_over:
-            task.cancel()
-
-    claim._interrupted_by(lambda: loop.call_soon_threadsafe(cancel))
-    try:
-        return await run_async(assignment, redact)
-    finally:
-        claim._interrupt = None  # which knows the claim: left there, each job would be one for the garbage collector
-
-
 class LoopExecutor:
     """Runs ``async def`` handlers, each as a task of one event loop on a thread of its own."""
 
@@ -159,10 +140,10 @@ class LoopExecutor:
         with self._lock:
             loop = self._loop or self._start()
             self._unbegun.update((id(assignment), assignment) for assignment in assignments)
-            loop.call_soon_threadsafe(self._begin, list(assignments))
+            loop.call_soon_threadsafe(self._begin, assignments, loop)
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.new_event_loop()
+        loop = new_event_loop()
         thread = threading.Thread(target=self._serve, args=(loop,), name="brooq-event-loop", daemon=True)
         try:
             thread.start()
@@ -192,18 +173,17 @@ class LoopExecutor:
         except BaseException:  # noqa: BLE001 - what broke out has been logged, and the other attempts go on
             get_logger().exception("event_loop_broken", worker=self._worker)
 
-    def _begin(self, assignments: list[Assignment]) -> None:
-        loop = asyncio.get_running_loop()
+    def _begin(self, assignments: Sequence[Assignment], loop: asyncio.AbstractEventLoop) -> None:
         for assignment in assignments:
             # In a context of its own: that of the task which has just ended may have been changed by its handler.
             context = self._context.copy()
-            self._tasks.add(loop.create_task(self._attempt(loop, assignment), context=context))
+            self._tasks.add(loop.create_task(self._attempt(assignment, loop), context=context))
 
-    async def _attempt(self, loop: asyncio.AbstractEventLoop, assignment: Assignment) -> None:
+    async def _attempt(self, assignment: Assignment, loop: asyncio.AbstractEventLoop) -> None:
         if self._unbegun.pop(id(assignment), None) is None:
             self._tasks.discard(asyncio.current_task(loop))
             return  # this loop had been blocked, and another has begun it
-        finished = await run_cancellable(assignment, self._redact, loop)
+        finished = await run_async(assignment, self._redact, loop)
         self._tasks.discard(asyncio.current_task(loop))
         _, following = self._finish(finished, self)
         if following is not None:
@@ -213,7 +193,7 @@ class LoopExecutor:
         """Begin what takes the slot of an attempt that has ended on this loop."""
         if loop is self._loop:
             self._unbegun[id(assignment)] = assignment
-            self._begin([assignment])
+            self._begin([assignment], loop)
         else:  # it was blocked, and goes on only for those it had begun
             self.submit([assignment])
 
@@ -233,7 +213,8 @@ class LoopExecutor:
                 self._loop = self._thread = None
                 unbegun = list(self._unbegun.values())
                 if unbegun:  # of which the old loop may yet begin some; whichever comes first has them
-                    self._start().call_soon_threadsafe(self._begin, unbegun)
+                    loop = self._start()
+                    loop.call_soon_threadsafe(self._begin, unbegun, loop)
 
     def _end_when_empty(self, loop: asyncio.AbstractEventLoop) -> None:
         """End a loop that was blocked, once the attempts that had begun on it are over."""

@@ -42,9 +42,9 @@ class Held:
         """Hold these no more; but another claim of the same job at the same attempt, which may follow a give-back."""
         with self._lock:
             for claim in claims:
-                holding = claim._holding
-                if self._claims.get(holding) is claim:
-                    del self._claims[holding]
+                held = self._claims.pop(claim._holding, None)
+                if held is not None and held is not claim:
+                    self._claims[claim._holding] = held
             self._fewer.notify_all()
             if not self._claims:
                 self._some.clear()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
@@ -147,24 +148,25 @@ class Settling:
         return self._write([finished._replace(outcome=plain)])
 
     def _write(self, finished: Sequence[Finished]) -> set[Holding]:
-        outcomes = {each.claim._holding: each.outcome for each in finished if each.outcome is not None}
+        outcomes = [each.outcome for each in finished if each.outcome is not None]
         if not outcomes:
             return set()
-        asked_before = outcomes.keys() & self._unanswered.keys()
-        gives_back = any(outcome.give_back for outcome in outcomes.values())
+        asked_before = _by_holding(outcomes).keys() & self._unanswered.keys() if self._unanswered else set()
+        gives_back = any(outcome.give_back for outcome in outcomes)
         if gives_back:
             self._slots.hold_claims()
         try:
             with self._reserved.transaction(is_whole=gives_back) as connection:
-                written = self._store.settle(connection, self._worker, outcomes.values())
+                written = self._store.settle(connection, self._worker, outcomes)
                 if doubtful := asked_before - written:
-                    written |= self._store.settled(connection, [outcomes[holding] for holding in doubtful])
+                    asked = _by_holding(outcomes)
+                    written |= self._store.settled(connection, [asked[holding] for holding in doubtful])
                     # One that this worker has taken again since had been written, or nobody could have taken it.
                     written |= {
                         (job_id, attempt) for job_id, attempt in doubtful if (job_id, attempt + 1) in self._held
                     }
         except Exception as error:
-            self._failed(error, outcomes, gives_back)
+            self._failed(error, _by_holding(outcomes), gives_back)
             raise
         self._answered(asked_before)
         return written
@@ -197,8 +199,12 @@ class Settling:
             if outcome is None or not (finished.is_written or outcome.holding in written):
                 self._events.publish(facts.lost(claim))
             elif is_done_wanted or outcome.state is not State.DONE:
-                self._events.publish(facts.settled(claim, outcome, finished.duration))
+                self._events.publish(facts.settled(claim, outcome, timedelta(seconds=finished.seconds)))
         self._slots.written(len(batch))
+
+
+def _by_holding(outcomes: Iterable[Outcome]) -> dict[Holding, Outcome]:
+    return {outcome.holding: outcome for outcome in outcomes}
 
 
 def _is_success(finished: Finished) -> bool:

@@ -16,7 +16,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 from .. import wake
@@ -119,7 +118,7 @@ class Slots:
         self._put_out([finished])
         if self._waiting:
             following = self._waiting.popleft()
-            if len(self._waiting) <= self._low_water:
+            if len(self._waiting) <= self._low_water and not self._is_asking:
                 self._room_came.notify()
             return following
         self._running -= 1
@@ -128,9 +127,10 @@ class Slots:
         return None
 
     def _put_out(self, finished: Sequence[Finished]) -> None:
+        if not self._outbox:  # or whoever waits for outcomes has been told
+            self._something_ended.notify()
         self._outbox.extend(finished)
         self._unwritten += len(finished)
-        self._something_ended.notify()
 
     # What the watchdog and a stop call.
 
@@ -357,4 +357,4 @@ class Slots:
 
 def _unstarted(assignment: Assignment) -> Finished:
     """The end of an attempt that never began: the job goes back as if it had not been taken."""
-    return Finished(assignment.claim, released(assignment.claim._holding), timedelta(0))
+    return Finished(assignment.claim, released(assignment.claim._holding))

@@ -430,12 +430,11 @@ class Worker:
         if self._slots.hung(Finished(claim, outcome, self._run_for(claim))):
             self._executor_of(self._kinds[claim.topic]).replace()
 
-    def _run_for(self, claim: Claim | AsyncClaim) -> timedelta:
-        """For how long the claim's handler has run."""
+    def _run_for(self, claim: Claim | AsyncClaim) -> float:
+        """For how many seconds the claim's handler has run."""
         if claim._attempt_ends == math.inf:  # it has not begun
-            return timedelta(0)
-        left = claim._attempt_ends - time.monotonic()
-        return self._policies[claim.topic].attempt_timeout - timedelta(seconds=left)
+            return 0.0
+        return self._policies[claim.topic].attempt_seconds - (claim._attempt_ends - time.monotonic())
 
     # Stopping.
 
@@ -459,7 +458,7 @@ class Worker:
         left = [claim for claim in self._held.snapshot().values() if not (claim._is_over or claim._is_hung)]
         for claim in left:
             get_logger().warning("handler_outlived_shutdown", **about(claim))
-        self._slots.give_up(Finished(claim, released(claim._holding), timedelta(0)) for claim in left)
+        self._slots.give_up(Finished(claim, released(claim._holding)) for claim in left)
 
     def _stop_loops(self) -> bool:
         """Stop them, within a time that they share; whether no lease is left behind."""

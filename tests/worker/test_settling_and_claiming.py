@@ -170,8 +170,8 @@ class TestOutcomesThatCannotBeWritten:
         job = job_class(nothing)
         worker = Worker(db.engine, base_of(job), **FAST)
         heard = Heard(worker.events)
-        worker._settling._postponed.append((time.monotonic(), Finished(bare_claim(), None, timedelta(0))))
-        worker._slots.give_up([Finished(bare_claim(), None, timedelta(0))])
+        worker._settling._postponed.append((time.monotonic(), Finished(bare_claim(), None)))
+        worker._slots.give_up([Finished(bare_claim(), None)])
         worker._settling.turn()
         assert (worker._settling._postponed, len(heard.all(JobLeaseLost))) == ([], 2)
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -84,7 +83,7 @@ class Bench:
 
 
 def finished(assignment: Assignment) -> Finished:
-    return Finished(assignment.claim, done(assignment.claim._holding), timedelta(0))
+    return Finished(assignment.claim, done(assignment.claim._holding))
 
 
 def claims(assignments: Sequence[Assignment]) -> list[Any]:

@@ -1,0 +1,41 @@
+"""The event loop that ``async def`` handlers run on."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import selectors
+import sys
+from typing import Any
+
+MOST_DESCRIPTORS = 1024
+"""Up to which number select(2) can be asked about a descriptor: the C library's FD_SETSIZE."""
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop as the application's policy makes them; Python's own one for Linux with finer timers."""
+    loop = asyncio.new_event_loop()
+    if sys.platform == "linux" and type(loop) is asyncio.SelectorEventLoop:
+        loop.close()
+        return asyncio.SelectorEventLoop(FineSelector())
+    return loop
+
+
+if sys.platform == "linux":
+
+    class FineSelector(selectors.EpollSelector):
+        """Waits for as long as it is told to. Python waits for an epoll in whole milliseconds, rounded up.
+
+        So would every sleep of a handler be. An epoll is itself something that select(2) can wait for, which goes by
+        the microsecond.
+        """
+
+        def select(self, timeout: float | None = None) -> Any:
+            """As `selectors.BaseSelector.select`."""
+            epoll = self.fileno()
+            if timeout is not None and timeout > 0 and epoll < MOST_DESCRIPTORS:
+                ready, _, _ = select.select([epoll], [], [], timeout)
+                if not ready:
+                    return []
+                timeout = 0
+            return super().select(timeout)

@@ -1,0 +1,89 @@
+"""The event loop of ``async def`` handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import selectors
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from brooq_sa.worker import event_loop
+from brooq_sa.worker.event_loop import new_event_loop
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has epoll")
+
+
+class OwnLoop(asyncio.SelectorEventLoop):
+    """As an application may have one."""
+
+
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
+    selector = event_loop.FineSelector()
+    yield selector
+    selector.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_sleep_is_not_rounded(selector: selectors.BaseSelector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system is asked to wait for just as long, and then there is nothing."""
+    waited: list[float | None] = []
+
+    def watched(reads: Any, writes: Any, errors: Any, timeout: float | None) -> Any:
+        waited.append(timeout)
+        return select_as_it_is(reads, writes, errors, timeout)
+
+    select_as_it_is = select.select
+    monkeypatch.setattr(select, "select", watched)
+    assert selector.select(0.0012) == []
+    assert waited == [0.0012]
+
+
+@pytest.mark.parametrize("most", [event_loop.MOST_DESCRIPTORS, 0])
+@pytest.mark.parametrize("timeout", [None, 0, 60])
+def test_what_is_ready(
+    selector: selectors.BaseSelector,
+    pair: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    timeout: float | None,
+    most: int,
+) -> None:
+    """Is found whatever the timeout, also by descriptors that select(2) cannot be asked about."""
+    monkeypatch.setattr(event_loop, "MOST_DESCRIPTORS", most)
+    ours, theirs = pair
+    selector.register(ours, selectors.EVENT_READ, "ours")
+    assert selector.select(0) == []
+    theirs.send(b"!")
+    assert [(key.data, events) for key, events in selector.select(timeout)] == [("ours", selectors.EVENT_READ)]
+
+
+def test_an_event_loop_is_to_be_had() -> None:
+    """It sleeps, and hears of other threads."""
+    loop = new_event_loop()
+    try:
+        assert loop.run_until_complete(asyncio.sleep(0.0015, "slept")) == "slept"
+        assert loop.run_until_complete(asyncio.wait_for(loop.run_in_executor(None, int, "7"), 60)) == 7
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+
+
+def test_an_application_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop that its policy makes is taken as it is."""
+    monkeypatch.setattr(asyncio, "new_event_loop", OwnLoop)
+    loop = new_event_loop()
+    try:
+        assert type(loop) is OwnLoop
+    finally:
+        loop.close()
