@@ -6,8 +6,10 @@ that works off a million jobs behind a long report would come to a halt. A claim
 steps over none, and misses what came to lie before that place: jobs sent round again or released, of a smaller
 priority, or committed late.
 
-So both are measured. While looks from the start are about as quick as others, every look is one, but for some samples.
-Once they are slow, they take at most a tenth of the time, and come at least every `LONGEST` seconds.
+A look that brought all that was asked for, with more behind it most likely, is therefore followed by others that go on
+from there, for `BRIEFLY`: what comes to lie before the place meanwhile would have waited as long behind jobs taken
+ahead. In a queue that is not so full every look is one from the start, but for some samples, while these are about as
+quick as others. Once they are slow, they take at most a tenth of the time, and come at least every `LONGEST` seconds.
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ from collections.abc import Mapping, Sequence
 
 from ..statements.claim import Place
 from ..store import Claimed
+from .pace import AHEAD
 
 SLOW = 2.0
 """How many times as long a look from the start takes, for it to be made more rarely."""
 
 REST = 10.0
 """For how many times its own length the looks that follow a slow one begin where the last ended."""
+
+BRIEFLY = AHEAD
+"""Seconds without a look from the start in a full queue."""
 
 LONGEST = 1.0
 """Seconds without a look from the start, at the most."""
@@ -61,6 +67,8 @@ class Places:
             self._quick = seconds
         elif self._quick is not None and seconds > SLOW * self._quick:
             self._start_again_at = now + min(REST * seconds, LONGEST)
+        elif len(claimed) >= room:
+            self._start_again_at = now + BRIEFLY
         last: dict[str, Claimed] = {}
         taken: Counter[str] = Counter()
         for job in claimed:  # in the order of the index

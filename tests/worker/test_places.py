@@ -15,7 +15,7 @@ from brooq_sa import enqueue
 from brooq_sa.statements.claim import Place
 from brooq_sa.store import Claimed
 from brooq_sa.worker import places
-from brooq_sa.worker.places import LONGEST, REST, SAMPLE, SLOW, Places
+from brooq_sa.worker.places import BRIEFLY, LONGEST, REST, SAMPLE, SLOW, Places
 from databases import Database
 from waiting import wait_until
 
@@ -79,6 +79,15 @@ def test_while_looks_from_the_start_are_quick() -> None:
     assert looking.looks - len(looking.from_start) == 10
 
 
+def test_in_a_full_queue() -> None:
+    """A claim that brought all it asked for is followed by others from its place; the start comes again in BRIEFLY."""
+    looking = Looking()
+    looking.look_for(1.0)
+    gaps = [after - before for before, after in pairwise(looking.from_start)]
+    assert min(gaps) >= BRIEFLY
+    assert max(gaps) <= BRIEFLY + 3 * QUICK + 1e-9
+
+
 def test_a_sample_begins_where_the_last_claim_ended() -> None:
     """It goes on from the last job of each topic; a topic that gave none begins at the start."""
     looking = Looking()
@@ -111,6 +120,7 @@ def test_quick_again() -> None:
     looking.look_for(10.0)
     looking.takes[True] = QUICK
     looking.look_for(LONGEST + 0.1)
+    looking.now += BRIEFLY
     looks, from_start = looking.looks, len(looking.from_start)
     for number in range(100):
         looking.look([job(number)])
