@@ -38,6 +38,15 @@ def _escape_controls(_logger: Any, _method: str, event_dict: Any) -> Any:
     }
 
 
+_render = structlog.processors.LogfmtRenderer(key_order=["event"], drop_missing=True, bool_as_flag=False)
+
+
+def _as_record(logger: Any, method: str, event_dict: Any) -> tuple[tuple[str], dict[str, Any]]:
+    """The text of a record, and its attributes: those that formatters of the application's may name."""
+    about = {name: event_dict[name] for name in ABOUT if name in event_dict}
+    return (_render(logger, method, event_dict),), {"extra": about}
+
+
 _embedded = structlog.wrap_logger(
     logging.getLogger(NAME),
     wrapper_class=structlog.stdlib.BoundLogger,
@@ -46,7 +55,7 @@ _embedded = structlog.wrap_logger(
         structlog.contextvars.merge_contextvars,
         structlog.processors.format_exc_info,
         _escape_controls,
-        structlog.processors.LogfmtRenderer(key_order=["event"], drop_missing=True, bool_as_flag=False),
+        _as_record,
     ],
 )
 
@@ -165,8 +174,8 @@ def bind(job_id: uuid.UUID, topic: str, attempt: int, worker: str) -> None:
 class AttemptFilter(logging.Filter):
     """Gives each record of the stdlib's logging the attributes ``job_id``, ``topic``, ``attempt`` and ``worker``.
 
-    They are those of the attempt that runs where the record was made, and "-" where none does. Add it to a handler
-    whose formatter names them.
+    They are those of the attempt that the record is about, or that runs where it was made, and "-" where there is none.
+    Add it to a handler whose formatter names them.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

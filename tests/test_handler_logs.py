@@ -170,6 +170,31 @@ def test_the_configuration_of_an_application_holds(sqlite: Database) -> None:
 
 
 @pytest.mark.usefixtures("as_it_was")
+def test_our_own_lines_by_the_stdlib(sqlite: Database) -> None:
+    """An application's own format has the four in our lines too, wherever they are written (W3)."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(log.AttemptFilter())
+    handler.setFormatter(logging.Formatter("%(message).14s|%(job_id)s|%(topic)s|%(attempt)s|%(worker)s"))
+    logger = logging.getLogger(log.NAME)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        job = job_class(lambda job, claim: None)
+        job_id = put(sqlite, job())
+        work_off(sqlite, job)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    lines = [line.split("|") for line in stream.getvalue().splitlines()]
+    [[_, *about, worker]] = [line for line in lines if line[0] == "event=job_done"]
+    assert about == [str(job_id), "work", "1"]
+    assert worker != "-"
+    assert {tuple(line[1:]) for line in lines if line[0] == "event=worker_s"} == {("-", "-", "-", worker)}
+
+
+@pytest.mark.usefixtures("as_it_was")
 def test_the_filter_for_the_stdlib(sqlite: Database) -> None:
     """With the filter, an application's own format has the four in each record, and "-" outside of attempts (W3)."""
     stream = io.StringIO()
