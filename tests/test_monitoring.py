@@ -142,21 +142,40 @@ FIRING = {
 """For each of some alerts: a series, its values a minute apart, and the labels of the alert that comes of it."""
 
 
+def test_no_worker_at_all_is_an_alert(tmp_path: Path) -> None:
+    """That there is nothing to scrape any more, as when all pods are gone, is told too (W4)."""
+    fired = {"exp_labels": {"job": "brooq", "severity": "critical"}}
+    test = {
+        "interval": "1m",
+        "alert_rule_test": [{"eval_time": "5m", "alertname": "BrooqTargetDown", "exp_alerts": [fired]}],
+    }
+    run_rules(tmp_path, test)
+
+
 @pytest.mark.parametrize("name", FIRING)
 def test_alerts_fire(name: str, tmp_path: Path) -> None:
     """What an alert is for makes it fire, and nothing does not (W4)."""
     series, values, labels = FIRING[name]
     [alert] = [each for each in GENERATOR.ALERTS if each.name == name]
     fired = {"exp_labels": labels | {"severity": alert.severity}}
-    quiet = {"interval": "1m", "alert_rule_test": [{"eval_time": "40m", "alertname": name, "exp_alerts": []}]}
+    well = [{"series": 'up{job="brooq"}', "values": "1x60"}]
+    quiet = {
+        "interval": "1m",
+        "input_series": well,
+        "alert_rule_test": [{"eval_time": "40m", "alertname": name, "exp_alerts": []}],
+    }
     loud = {
         "interval": "1m",
         "input_series": [{"series": series, "values": values}],
         "alert_rule_test": [{"eval_time": "40m", "alertname": name, "exp_alerts": [fired]}],
     }
-    path = tmp_path / "test.yml"
-    # Its texts, in which the value stands, are not what is tested.
+    run_rules(tmp_path, quiet, loud)
+
+
+def run_rules(folder: Path, *tests: dict[str, Any]) -> None:
+    # The texts of alerts, in which the value stands, are not what is tested.
     rules = re.sub(r"        annotations:\n(          .*\n)+", "", FILES["alerts.yml"])
-    (tmp_path / "alerts.yml").write_text(rules)
-    path.write_text(json.dumps({"rule_files": [str(tmp_path / "alerts.yml")], "tests": [quiet, loud]}))
+    (folder / "alerts.yml").write_text(rules)
+    path = folder / "test.yml"
+    path.write_text(json.dumps({"rule_files": [str(folder / "alerts.yml")], "tests": tests}))
     promtool("test", "rules", str(path))

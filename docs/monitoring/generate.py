@@ -76,11 +76,13 @@ ALERTS = (
     ),
     Alert(
         "BrooqTargetDown",
-        'up{job="brooq"} == 0',
+        'up{job="brooq"} == 0 or absent(up{job="brooq"})',
         "2m",
         "critical",
-        "{{ $labels.instance }} does not serve its metrics",
-        "The worker process is gone, or its HTTP_ADDR is not where Prometheus looks.",
+        "{{ if $labels.instance }}{{ $labels.instance }} does not serve its metrics"
+        "{{ else }}There is no worker to scrape{{ end }}",
+        "The worker process is gone, or its HTTP_ADDR is not where Prometheus looks; or no job of its configuration is"
+        " named brooq.",
     ),
     Alert(
         "BrooqStartsLate",
