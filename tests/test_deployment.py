@@ -99,6 +99,12 @@ def test_the_manifest_and_the_worker_agree() -> None:
     assert {argument for argument in container["args"] if argument.startswith("--")} <= parameters
 
 
+def test_kubernetes_takes_the_manifest() -> None:
+    """It fits Kubernetes' own schema, and has no field that this does not know."""
+    schemas = pytest.importorskip("kubernetes_validate", reason="there is no kubernetes-validate here")
+    schemas.validate(MANIFEST, schemas.latest_version(), strict=True)
+
+
 def worker_options() -> list[list[str]]:
     import click
 
