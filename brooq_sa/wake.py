@@ -4,12 +4,13 @@ A wake-up is a hint and never the only way that a job is found: a worker looks a
 
 * Across processes, on PostgreSQL, by NOTIFY in the enqueuing transaction, which is delivered when that commits and not
   at all if it rolls back. NOTIFY takes a lock for the whole server at commit, so a process sends a topic's no more
-  often than every `SPACING`. A trickle of jobs wakes a worker each time; in a flood it is busy, and looks again by
-  itself.
+  often than every `SPACING`, and in a flood than every `FLOOD_SPACING`. A trickle of jobs wakes a worker each time; in
+  a flood it is busy, and looks again by itself.
 * Within a process, on both databases, as the transaction commits.
 
-A worker that was woken looks again a little later (`LOOK_AGAIN`): for the jobs whose own wake-up was spared, and since
-SQLAlchemy tells of a commit just before it is made.
+A worker that was woken, or has found jobs, looks again a little later (`LOOK_AGAIN`): for the jobs whose own wake-up
+was spared, and since SQLAlchemy tells of a commit just before it is made. The jobs of a flood are less than `SPACING`
+apart, so that each such look finds some, and is followed by another.
 
 A transaction that is to be prepared (two-phase commit) sends nothing: PostgreSQL prepares none that has notified.
 """
@@ -21,6 +22,7 @@ import threading
 import time
 import uuid
 import weakref
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
@@ -28,6 +30,12 @@ from sqlalchemy import Connection, Table, TwoPhaseTransaction, event
 
 SPACING = 0.02
 """Seconds between two notifications of one topic by one process."""
+
+FLOOD = 4
+"""How many notifications must have been spared since the last one for it to be a flood."""
+
+FLOOD_SPACING = 0.2
+"""Seconds between two notifications in a flood."""
 
 LOOK_AGAIN = 0.03
 """Seconds after a wake-up to look once more; more than `SPACING`, which then covers the jobs in between."""
@@ -58,24 +66,48 @@ class Ear(Protocol):
         """The job has been canceled; its handler, if it is here, should hear of it."""
 
 
+@dataclass(slots=True)
+class _Sent:
+    """A topic's last notification.
+
+    Attributes:
+        at: when it was sent; by the monotonic clock, like `asked_at`.
+        asked_at: when one was last asked for.
+        spared: how many were not sent since.
+    """
+
+    at: float
+    asked_at: float
+    spared: int = 0
+
+
 class _Limiter:
     """Says whether a topic's notification may be sent now. It counts those that were committed."""
 
     MOST = 1_000
 
     def __init__(self) -> None:
-        self._sent: dict[tuple[str, str], float] = {}
+        self._sent: dict[tuple[str, str], _Sent] = {}
         self._lock = threading.Lock()
 
     def allows(self, name: str, topic: str) -> bool:
-        return time.monotonic() - self._sent.get((name, topic), -SPACING) >= SPACING
+        now = time.monotonic()
+        with self._lock:
+            last = self._sent.get((name, topic))
+            if last is None:
+                return True
+            is_flood = last.spared >= FLOOD and now - last.asked_at < SPACING
+            is_allowed = now - last.at >= (FLOOD_SPACING if is_flood else SPACING)
+            last.asked_at = now
+            last.spared += not is_allowed
+            return is_allowed
 
     def count(self, name: str, topic: str) -> None:
         now = time.monotonic()
         with self._lock:
-            self._sent[name, topic] = now
+            self._sent[name, topic] = _Sent(now, now)
             if len(self._sent) > self.MOST:  # topics may be made up without end
-                self._sent = {each: at for each, at in self._sent.items() if now - at < SPACING}
+                self._sent = {each: last for each, last in self._sent.items() if now - last.at < FLOOD_SPACING}
 
 
 class _Pending:

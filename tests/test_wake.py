@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Iterator
@@ -168,3 +170,93 @@ def test_a_cancel_in_the_same_process_is_heard_at_once(db: Database) -> None:
         with db.engine.begin() as connection:
             cancel(connection, Waking, job_id)
         wait_until(lambda: CAUSES == [StopCause.CANCELED], timeout=10, what="the handler being told")
+
+
+class Pacing:
+    """A limiter, and a clock that the test moves; every notification that may be sent is, and commits."""
+
+    TOPIC = ("channel", "topic")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.limiter = wake._Limiter()
+
+    def enqueue(self) -> bool:
+        """Whether the job's own notification is sent."""
+        if not self.limiter.allows(*self.TOPIC):
+            return False
+        self.limiter.count(*self.TOPIC)
+        return True
+
+    def sent(self, seconds: float, every: float) -> list[float]:
+        """When notifications were sent, from now on for so long, while jobs come at that interval."""
+        began, sent = self.now, []
+        while self.now < began + seconds:
+            if self.enqueue():
+                sent.append(self.now - began)
+            self.now += every
+        return sent
+
+
+@pytest.fixture
+def pacing(monkeypatch: pytest.MonkeyPatch) -> Pacing:
+    return Pacing(monkeypatch)
+
+
+def test_each_job_of_a_trickle_sends_its_own(pacing: Pacing) -> None:
+    """One that comes SPACING after the last, or later, waits for nobody's look."""
+    assert len(pacing.sent(1.0, every=wake.SPACING + 1e-6)) == 50
+
+
+def test_few_jobs_at_once_are_no_flood(pacing: Pacing) -> None:
+    """The next that comes once SPACING has passed sends again."""
+    assert [pacing.enqueue() for _ in range(wake.FLOOD)] == [True] + [False] * (wake.FLOOD - 1)
+    pacing.now += wake.SPACING + 1e-6
+    assert pacing.enqueue()
+
+
+def test_a_flood_sends_few(pacing: Pacing) -> None:
+    """No more than one every FLOOD_SPACING."""
+    sent = pacing.sent(2.0, every=0.002)
+    assert len(sent) == 2.0 / wake.FLOOD_SPACING
+    assert all(after - before < wake.FLOOD_SPACING + 0.004 for before, after in itertools.pairwise(sent))
+
+
+def test_after_a_flood(pacing: Pacing) -> None:
+    """The first job after a gap in which a look may have found nothing sends its own."""
+    pacing.sent(0.1, every=0.002)
+    assert not pacing.enqueue()
+    pacing.now += wake.SPACING + 1e-6
+    assert pacing.enqueue()
+
+
+def test_a_look_falls_into_every_gap_of_a_flood() -> None:
+    """Jobs without a notification are less than SPACING apart, and looks that find jobs go on every LOOK_AGAIN."""
+    assert wake.LOOK_AGAIN > wake.SPACING
+
+
+class Flood(JobBase): ...
+
+
+RAN: list[int] = []
+
+
+class OneOfMany(Flood, topic="one-of-many"):
+    number: int
+
+    def run(self, claim: Claim) -> None:
+        RAN.append(self.number)
+
+
+def test_the_last_of_a_flood_is_not_left_to_the_poll_interval(pg: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of another process runs all soon, though the last sent no notification."""
+    monkeypatch.setattr(wake, "tell_of_jobs", lambda *_: None)  # or this process's worker would hear directly
+    RAN.clear()
+    with Worker(pg.engine, Flood, workers=4, poll_interval="60s"):
+        for number in range(400):
+            with pg.engine.begin() as connection:
+                enqueue(connection, OneOfMany(number=number))
+            if number % 100 == 99:
+                wait_until(lambda number=number: len(RAN) > number, timeout=30, what="all that were enqueued done")  # type: ignore[misc]
+    assert sorted(RAN) == list(range(400))

@@ -304,7 +304,10 @@ class Slots:
             self._is_asking = False
             # A wake-up that came while the claim was under way may be about a job that it did not see.
             was_woken = self._look_again_at > asked_at + wake.LOOK_AGAIN
-            if pause is None or was_woken:
+            if pause is None:
+                self._next_claim = 0.0
+                self._look_again_at = max(self._look_again_at, asked_at + wake.LOOK_AGAIN)
+            elif was_woken:
                 self._next_claim = 0.0
             elif self._look_again_at > asked_at:
                 self._next_claim = self._look_again_at

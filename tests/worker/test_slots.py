@@ -371,6 +371,18 @@ class TestClaiming:
         time.sleep(2 * wake.LOOK_AGAIN)
         assert not third.done()
 
+    def test_a_claim_that_brought_jobs(self, bench: Bench) -> None:
+        """Is followed by another at once, and, if that finds nothing, by one more soon after."""
+        bench.slots.wait_to_claim()
+        bench.slots.asked(time.monotonic(), None)
+        assert bench.begins(bench.slots.wait_to_claim).result(10) is not None
+        bench.slots.asked(time.monotonic(), 100.0)
+        assert bench.begins(bench.slots.wait_to_claim).result(10) is not None
+        bench.slots.asked(time.monotonic(), 100.0)
+        third = bench.begins(bench.slots.wait_to_claim)
+        time.sleep(2 * wake.LOOK_AGAIN)
+        assert not third.done()
+
     def test_a_wake_up_while_a_claim_is_under_way(self, bench: Bench) -> None:
         """It may be about a job that the claim did not see: the next begins at once."""
         bench.slots.wait_to_claim()
