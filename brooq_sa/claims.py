@@ -26,6 +26,7 @@ from .failure import causes, signal_in
 from .jobs import JobBase, NewJob, RawJob
 from .observer import Observer
 from .outcomes import done
+from .progress import Progress, checked, tell_of_news
 from .session import NewRow, check_new, connection_for, put
 from .states import StopCause
 from .store import Claimed, Holding, JobStore
@@ -101,6 +102,9 @@ class _Claim(Generic[S]):
     _is_renewed = True
     _told_at = math.inf
     _has_ended = False
+    # What the handler has told of how far it is, and what of that has been written.
+    _progress: Progress | None = None
+    _reported: Progress | None = None
     _is_hung = False
 
     def __init__(
@@ -155,6 +159,25 @@ class _Claim(Generic[S]):
         """
         self._refuse_if_over()
         self._chained.append(check_new(NewJob(job, key, available_at, delay, priority), self._table))
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        """Tell how far the attempt has come, for people: `show`, `top`, `enqueue --wait` and the metrics have it.
+
+        It costs next to nothing, so a loop may call it each time around. The worker writes the last word of all its
+        attempts at most once a second.
+
+        Args:
+            done: how much is done, in whatever unit.
+            total: how much there is; None if that is not known.
+            note: what it is at, in up to 200 characters.
+
+        Raises:
+            OptionError: a number that is none or is negative, or a note that is no text.
+        """
+        had_news = self._progress is not self._reported
+        self._progress = checked(done, total, note)
+        if not had_news:
+            tell_of_news(self.worker)
 
     def _refuse_if_over(self) -> None:
         if self._is_over:

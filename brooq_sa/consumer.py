@@ -27,7 +27,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session
 
-from . import access
+from . import access, progress
 from .backoff import backoff
 from .claims import Claim
 from .engines import Reserved, is_passing, is_refused, sibling, sync_engine
@@ -48,6 +48,7 @@ from .worker.heartbeat import Heartbeat
 from .worker.held import Held
 from .worker.loop import FIRST_PAUSE, LONGEST_PAUSE, Loop
 from .worker.presence import Presence
+from .worker.reporting import Reporting
 from .worker.watchdog import Watchdog
 
 
@@ -171,6 +172,7 @@ class _Consumer:
         for_heartbeat, for_upkeep = Reserved(self._engine), Reserved(self._engine)
         connections = [self._reserved, for_heartbeat, for_upkeep]
         heartbeat = Heartbeat(self._store, for_heartbeat, self._settings, worker=self.id, held=self._held)
+        reporting = Reporting(heartbeat, self._store, for_heartbeat, worker=self.id, held=self._held)
         upkeep = Upkeep()
         ceilings = self._registry.crash_ceilings
         reaper = Reaper(self._store, for_upkeep, worker=self.id, events=self._events, ceilings=ceilings)
@@ -191,10 +193,11 @@ class _Consumer:
         upkeep.add(self._presence.run, self._presence.period, is_due=True)
         watchdog = Watchdog(self._held, connections, has_one_writer=self._engine.dialect.name == "sqlite")
         loops = [
-            Loop("heartbeat", heartbeat.turn, longest_pause=self._settings.heartbeat_period),
+            Loop("heartbeat", reporting.turn, longest_pause=self._settings.heartbeat_period),
             Loop("watchdog", watchdog.turn),
             Loop("upkeep", upkeep.turn),
         ]
+        progress.on_news(self.id, loops[0].wake)
         for loop in loops:
             loop.start()
         return loops, connections

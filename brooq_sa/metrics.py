@@ -79,11 +79,14 @@ class Activity(NamedTuple):
         busy: how many handlers run, by topic.
         slots: how many there are, by state.
         parts: whether each part of the worker works, by its name.
+        done, total: how far the running handlers have come that say so, and how far they have to go, by topic.
     """
 
     busy: Mapping[str, int]
     slots: Mapping[str, int]
     parts: Mapping[str, bool]
+    done: Mapping[str, float]
+    total: Mapping[str, float]
 
 
 class Families:
@@ -149,6 +152,18 @@ class Families:
         self.late = histogram("brooq_heartbeat_late_seconds", "How late heartbeats came.", LATENESS)
         self.errors = counter("brooq_database_errors", "Errors of the database, by the part that met them.", "part")
         self.busy = gauge("brooq_worker_busy", "Handlers that run at the moment.", "livesum", "topic")
+        self.done = gauge(
+            "brooq_worker_progress_done",
+            "How much is done of what running handlers say that they have to do, in their units.",
+            "livesum",
+            "topic",
+        )
+        self.total = gauge(
+            "brooq_worker_progress_expected",
+            "How much running handlers say that they have to do, in their units.",
+            "livesum",
+            "topic",
+        )
         self.slots = gauge(
             "brooq_worker_slots",
             "Slots: free, busy, claimed (a job waits for its slot to begin), hung (given up, and replaced).",
@@ -171,16 +186,23 @@ class Families:
     def refresh(self) -> None:
         """Set the gauges to what the workers do now."""
         busy: Tally[str] = Tally()
+        done: dict[str, float] = {}
+        total: dict[str, float] = {}
         slots: Tally[str] = Tally(dict.fromkeys(SLOT_STATES, 0))
         parts: dict[str, bool] = {}
         for activity in list(self.activities):
             now = activity()
             busy.update(now.busy)
+            for sums, amounts in ((done, now.done), (total, now.total)):
+                for topic, amount in amounts.items():
+                    sums[topic] = sums.get(topic, 0.0) + amount
             slots.update(now.slots)
             for part, is_up in now.parts.items():
                 parts[part] = is_up and parts.get(part, True)
         for topic, count in busy.items():
             self.busy.labels(topic).set(count)
+            self.done.labels(topic).set(done.get(topic, 0.0))
+            self.total.labels(topic).set(total.get(topic, 0.0))
         for state, count in slots.items():
             self.slots.labels(state).set(count)
         for part, is_up in parts.items():
@@ -189,7 +211,8 @@ class Families:
     def forget(self, topics: Iterable[str], parts: Iterable[str]) -> None:
         """Leave no gauge where it was when a worker stopped, but for what other workers of this process have."""
         for topic in topics:
-            self.busy.labels(topic).set(0)
+            for running in (self.busy, self.done, self.total):
+                running.labels(topic).set(0)
         if not is_multiprocess():  # there, the files of a process go when it ends
             for part in parts:
                 with suppress(KeyError):  # never collected

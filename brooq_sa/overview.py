@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Table, select
 
 from .depths import Snapshot, look
 from .functions import now
+from .progress import Progress, read
 from .statements import pause, presence, recent
 from .states import State
 
@@ -64,6 +65,7 @@ class Job:
     Attributes:
         seconds: since its state changed.
         lease_left: of a running one, in seconds.
+        progress: how far its last attempt has come, if that has told.
     """
 
     id: uuid.UUID
@@ -74,6 +76,7 @@ class Job:
     error: str | None
     seconds: float
     lease_left: float | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,4 +188,5 @@ def _job(row: dict[str, Any]) -> Job:
         **{name: row[name] for name in names},
         seconds=float(row["seconds"]),
         lease_left=None if left is None else float(left),
+        progress=read(row["progress"], row["attempts"]),
     )

@@ -169,6 +169,7 @@ def _columns() -> list[Column[Any]]:
         Column("locked_by", Text()),
         Column("locked_until", Instant()),
         Column("last_error", Text()),
+        Column("progress", Payload()),
         Column("idempotency_key", Text()),
         Column("created_at", Instant(), nullable=False, server_default=now()),
         Column("updated_at", Instant(), nullable=False, server_default=now()),

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Executable, Table
 from . import wake
 from .exc import AccessError
 from .schema import PRIORITIES
-from .statements import claim, enqueue, inspect, lease, operate, pause, settle, upkeep
+from .statements import claim, enqueue, inspect, lease, operate, pause, progress, settle, upkeep
 from .statements.claim import Place
 from .states import CancelResult, RetryResult, State
 
@@ -216,6 +216,15 @@ class JobStore:
         renewed = {(job_id, attempt) for job_id, attempt in connection.execute(lease.renew(self.table), terms)}
         missing = set(held) - renewed
         return Renewal(renewed, *self._look(connection, worker, missing)) if missing else Renewal(renewed, set(), set())
+
+    def report(self, connection: Connection, worker: str, told: Mapping[Holding, str]) -> None:
+        """Write how far those of them that `worker` still holds have come, each as JSON text."""
+        terms = {
+            "ids": [job_id for job_id, _ in told],
+            "entries": {job_id: {"attempt": attempt, "progress": text} for (job_id, attempt), text in told.items()},
+            "worker": worker,
+        }
+        connection.execute(progress.report(self.table), terms)
 
     def release_unknown(self, connection: Connection, worker: str, known: Collection[uuid.UUID]) -> list[uuid.UUID]:
         """Give back, uncharged, what `worker` holds without knowing: a claim took it whose answer never came."""

@@ -21,6 +21,7 @@ from .durations import format_duration, parse_duration
 from .engines import is_outage
 from .exc import JobNotFound, UsageError
 from .jobs import JobBase
+from .progress import Progress, read
 from .session import _check_id, explained
 from .statements import inspect
 from .states import TERMINAL, State
@@ -43,6 +44,7 @@ class Fate:
         attempts: how often it has been taken.
         error: of its last attempt that failed; None if none did, or if it was canceled from outside.
         due_in: seconds until it is due, negative ones once it is.
+        progress: how far its last attempt has come, if that has told.
     """
 
     id: uuid.UUID
@@ -51,6 +53,7 @@ class Fate:
     attempts: int
     error: str | None
     due_in: float
+    progress: Progress | None = None
 
     @property
     def is_over(self) -> bool:
@@ -163,7 +166,8 @@ class _Waiting:
         """
         if row is None:
             raise JobNotFound(self._id, None if self._last is None else self._last.state)
-        fate = Fate(**row | {"state": State(row["state"]), "due_in": float(row["due_in"])})
+        state, progress = State(row["state"]), read(row["progress"], row["attempts"])
+        fate = Fate(**row | {"state": state, "due_in": float(row["due_in"]), "progress": progress})
         self._last = fate
         if self._on_look is not None:
             self._on_look(fate)

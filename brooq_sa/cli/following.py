@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine, Table
 
+    from brooq_sa.progress import Progress
     from brooq_sa.waiting import Fate
 
 DEAD, CANCELED, NOT_ENDED = 4, 5, 6
@@ -29,6 +30,9 @@ IMPATIENT = 5.0
 """Seconds after which it is asked why the job is not running, and asked again."""
 
 USUAL_WIDTH = 80
+
+BAR = 20
+"""Cells."""
 
 CLEAR = "\r\x1b[K"
 """Back to the start of the line, and nothing on it."""
@@ -65,6 +69,13 @@ def _tell(fate: Fate, as_json: bool) -> None:
     click.echo(clean(f"{fate.id}  {fate.state}, after {attempts}{error}"))
 
 
+def _bar(progress: Progress) -> str:
+    if progress.ratio is None:
+        return ""
+    full = round(progress.ratio * BAR)
+    return f"[{'#' * full}{'-' * (BAR - full)}] "
+
+
 class _Line:
     """What standard error shows of the job while it is waited for."""
 
@@ -81,7 +92,8 @@ class _Line:
             return
         if fate.state == "processing":
             self._asked = time.monotonic()
-            self._print(f"attempt {fate.attempts} runs", "runs")
+            told = f"  {_bar(fate.progress)}{fate.progress}" if fate.progress else ""
+            self._print(f"attempt {fate.attempts} runs{told}", f"runs {fate.progress}" if fate.progress else "runs")
         elif fate.state == "failed" and fate.due_in > 0:
             error = first_line(fate.error, 120)
             self._print(f"attempt {fate.attempts} failed with {error}; it will be tried again", "failed")

@@ -10,6 +10,7 @@ from .printing import clean, first_line
 
 if TYPE_CHECKING:
     from brooq_sa.overview import Job, Overview
+    from brooq_sa.progress import Progress
 
 GAP = 2
 FIXED = 9
@@ -114,9 +115,10 @@ def lines(seen: Overview, view: View, width: int, height: int | None = None) -> 
 
 
 def _bottom(seen: Overview, view: View) -> str:
-    """The last line; where that would be the keys, the error of the chosen job, which its row has no room for."""
+    """The last line; instead of the keys, the chosen job's progress or error, which its row has no room for."""
     job = view.job(seen) if view.bottom == KEYS else None
-    return (job and first_line(job.error)) or view.bottom
+    told = job and (str(job.progress) if job.progress and job.state == "processing" else first_line(job.error))
+    return told or view.bottom
 
 
 _TOPICS = (
@@ -136,6 +138,7 @@ _RUNNING = (
     Column("topic"),
     Column("try", 3, is_right=True),
     Column("for", 6, True),
+    Column("done", 6, True),
     Column("by"),
 )
 _TROUBLED = (
@@ -150,8 +153,21 @@ _TROUBLED = (
 def _job(job: Job) -> tuple[str, ...]:
     if job.state == "processing":
         late = " lapsed" if job.lease_left is not None and job.lease_left < 0 else ""
-        return str(job.id), job.topic, str(job.attempts), _span(job.seconds), f"{job.worker}{late}"
+        return (
+            str(job.id),
+            job.topic,
+            str(job.attempts),
+            _span(job.seconds),
+            _share(job.progress),
+            f"{job.worker}{late}",
+        )
     return str(job.id), job.topic, job.state, _span(job.seconds), first_line(job.error)
+
+
+def _share(progress: Progress | None) -> str:
+    if progress is None:
+        return ""
+    return _count(int(progress.done)) if progress.ratio is None else f"{progress.ratio:.0%}"
 
 
 def _rooms(height: int | None, topics: int, workers: int, jobs: int) -> tuple[int, int, int]:

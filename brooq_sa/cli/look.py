@@ -202,12 +202,16 @@ def _as_line(row: RowMapping, pauses: Collection[str]) -> list[object]:
 
 
 def _print_in_full(row: RowMapping) -> None:
+    from brooq_sa.progress import read
+
     now = row["database_now"]
     columns = dict(row)
     width = max(map(len, columns))
     for name, value in columns.items():
         if name in ("payload", "last_error", "payload_text", "database_now"):
             continue
+        if name == "progress":
+            value = read(value, row["attempts"])  # noqa: PLW2901 - as people read it
         shown = f"{stamp(value)}, {relative(value, now)}" if hasattr(value, "utcoffset") else value
         click.echo(f"{name:<{width}}  {'' if shown is None else clean(shown)}".rstrip())
     _print_block("payload", indented(row["payload_text"]))

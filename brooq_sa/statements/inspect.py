@@ -20,10 +20,11 @@ def show(job: Table) -> Executable:
 
 @cache
 def fate(job: Table) -> Executable:
-    """Where one job stands: id, topic, state, attempts, error, and in how many seconds it is due."""
+    """Where one job stands: id, topic, state, attempts, error, progress, and in how many seconds it is due."""
     return select(
         *(job.c[name] for name in ("id", "topic", "state", "attempts")),
         job.c.last_error.label("error"),
+        job.c.progress,
         (-seconds_since(job.c.available_at)).label("due_in"),
     ).where(job.c.id == bindparam("job_id", type_=Uuid()))
 

@@ -57,7 +57,8 @@ def failed(job: Table) -> Executable:
 
 def _columns(job: Table) -> list[Any]:
     error = func.substr(job.c.last_error, literal_column("1"), literal_column(str(HEADLINE)))
-    return [job.c.id, job.c.topic, job.c.state, job.c.attempts, job.c.locked_by.label("worker"), error.label("error")]
+    columns = [job.c[name] for name in ("id", "topic", "state", "attempts", "progress")]
+    return [*columns, job.c.locked_by.label("worker"), error.label("error")]
 
 
 def _most() -> Any:

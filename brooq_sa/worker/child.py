@@ -47,8 +47,9 @@ from ..engines import async_engine, carried, sync_engine
 from ..exc import UsageError
 from ..kinds import Kind, Policy
 from ..outcomes import after
+from ..progress import Progress, checked
 from ..states import StopCause
-from ..store import Claimed, Outcome
+from ..store import Claimed, Holding, Outcome
 from .attempts import Assignment, Finished, run, run_async
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
 
 LAST_MOMENTS = 2.0
 """Seconds that an idle child has to end when its parent lets it go."""
+
+REPORT_SPACING = 0.2
+"""Seconds between two words of a handler's progress that are sent to the parent."""
 
 PR_SET_PDEATHSIG = 1
 """From Linux's prctl(2)."""
@@ -144,6 +148,13 @@ class Redacted(NamedTuple):
     """The text without them; None if that failed."""
 
     text: str | None
+
+
+class Reported(NamedTuple):
+    """How far the handler says it has come. It may come when the parent has gone on to another attempt."""
+
+    holding: Holding
+    progress: Progress
 
 
 class Ended(NamedTuple):
@@ -240,6 +251,7 @@ class Child:
         self._runs: SimpleQueue[Run | None] = SimpleQueue()
         self._redacted: SimpleQueue[str | None] = SimpleQueue()
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._claim: Claim | AsyncClaim | None = None
         self._told: StopCause | None = None
         self._is_at_work = True
@@ -254,7 +266,8 @@ class Child:
                 self._channel.send(Begun())
                 ended = self._attempt(order)
                 self._is_at_work = False
-                self._channel.send(ended)
+                with self._sending:
+                    self._channel.send(ended)
         self._sessions.close()
 
     def _import_kinds(self) -> None:
@@ -318,7 +331,8 @@ class Child:
             open_session=self._sessions.open_async if kind.is_async else self._sessions.open,
             lease_ends=float("inf"),  # the parent's watchdog looks after it
         )
-        claim._tell = lambda is_so: self._channel.send(Completing(is_so))
+        claim._tell = lambda is_so: self._send(Completing(is_so))
+        claim._report = lambda: self._send(Reported(claim._holding, claim._progress))
         with self._lock:
             self._claim = claim
             if self._told is not None:
@@ -326,12 +340,18 @@ class Child:
         opened: Claim | AsyncClaim = claim
         return opened
 
+    def _send(self, message: Completing | Reported) -> None:
+        # A handler may tell of its progress from threads of its own.
+        with self._sending:
+            self._channel.send(message)
+
     def _run_async(self, assignment: Assignment, redact: Callable[[str], str] | None) -> Finished:
         # Each in a context of its own, or what one handler sets the next would find.
         return self._sessions.runner.run(run_async(assignment, redact), context=copy_context())
 
     def _redact(self, text: str) -> str:
-        self._channel.send(Redact(text))
+        with self._sending:
+            self._channel.send(Redact(text))
         redacted = self._redacted.get()
         if redacted is None:
             raise RuntimeError("the hook failed")
@@ -342,10 +362,30 @@ class _Telling(_Claim[S]):
     """A claim that says when its transaction is about to be committed: a kill would leave it in doubt."""
 
     _tell: Callable[[bool], None]
+    _report: Callable[[], None]
+    _reports_at = 0.0
+    _later: threading.Timer | None = None
 
     def _settle_in(self, session: Session) -> None:
         self._tell(True)
         super()._settle_in(session)
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        self._progress = checked(done, total, note)
+        if self._later is not None:
+            return  # it tells the last word
+        if (left := self._reports_at - time.monotonic()) > 0:
+            self._later = threading.Timer(left, self._report_now)
+            self._later.daemon = True
+            self._later.start()
+        else:
+            self._report_now()
+
+    def _report_now(self) -> None:
+        self._later = None
+        self._reports_at = time.monotonic() + REPORT_SPACING
+        with suppress(OSError):  # the parent has gone; the other thread sees to it
+            self._report()
 
     def _begin_again(self) -> None:
         super()._begin_again()

@@ -44,6 +44,10 @@ class Heartbeat:
         """Beat at short intervals for a moment: a cancel is being committed, and may not be seen at once."""
         self._hurries_until = time.monotonic() + HURRY_FOR
 
+    @property
+    def is_hurrying(self) -> bool:
+        return time.monotonic() < self._hurries_until
+
     def turn(self) -> float:
         beat_at = time.monotonic()
         # One that has been told that its lease is lost writes nothing any more: let others have the job.

@@ -142,12 +142,16 @@ class Observation:
         from ..metrics import Activity
 
         busy = Counter(dict.fromkeys(self._topics, 0))
+        done, total = dict.fromkeys(self._topics, 0.0), dict.fromkeys(self._topics, 0.0)
         claimed = 0
         for claim in self._held.snapshot().values():
             if claim._is_hung or claim._has_ended:
                 continue
             if claim._attempt_ends < float("inf"):
                 busy[claim.topic] += 1
+                if (told := claim._progress) is not None and told.total is not None:
+                    done[claim.topic] += told.done
+                    total[claim.topic] += told.total
             else:
                 claimed += 1
         running = busy.total()
@@ -157,7 +161,7 @@ class Observation:
             "free": max(0, self._workers - running),
             "hung": len(self._hung),
         }
-        return Activity(busy, slots, {loop.name: loop.trouble is None for loop in self._parts})
+        return Activity(busy, slots, {loop.name: loop.trouble is None for loop in self._parts}, done, total)
 
     def _note_hung(self, event: Event) -> None:
         with self._lock:

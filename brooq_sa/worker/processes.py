@@ -38,7 +38,7 @@ from ..log import get_logger
 from ..outcomes import Redact as Hook
 from ..store import Claimed
 from .attempts import Assignment, Finished, _elapsed, _never_begun, _outcome_of
-from .child import Begun, Completing, Ended, Ready, Redact, Redacted, Reference, Run, Setup, Stop, walk
+from .child import Begun, Completing, Ended, Ready, Redact, Redacted, Reference, Reported, Run, Setup, Stop, walk
 from .executors import Finish, ThreadExecutor
 
 KILL_GRACE = timedelta(seconds=1)
@@ -305,6 +305,9 @@ class Supervision:
                 case Completing(is_so):
                     self._completing_since = time.monotonic() if is_so else None
                     self._claim._is_over = is_so
+                case Reported(holding, progress):
+                    if holding == self._claim._holding:
+                        self._claim.progress(progress.done, progress.total, progress.note)
                 case Redact(text):
                     self._child.send(Redacted(self._redacted(text)))
                 case None if self._child.has_ended():

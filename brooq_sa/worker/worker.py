@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from .. import access, wake
+from .. import access, progress, wake
 from ..claims import AsyncClaim, Claim
 from ..durations import format_duration, parse_duration
 from ..engines import Reserved, async_engine, listening_engine, sibling, sync_engine
@@ -49,6 +49,7 @@ from .observation import Observation
 from .pace import Pace
 from .presence import Presence
 from .processes import KILL_GRACE, ProcessExecutor, check, name_of, setup_for
+from .reporting import Reporting
 from .settling import Settling
 from .slots import Slots
 from .watchdog import Watchdog
@@ -225,7 +226,9 @@ class Worker:
         self._claiming_loop = self._loop("claiming", fitted(for_claiming, store.table, self._claiming.turn))
         settling_loop = self._loop("settling", self._settling.turn)
         beat = Beat(self._heartbeat.turn, settings.heartbeat_period, self._observer)
-        self._heartbeat_loop = self._loop("heartbeat", beat, longest_pause=settings.heartbeat_period)
+        reporting = Reporting(self._heartbeat, store, for_heartbeat, worker=worker, held=held, beat=beat)
+        self._heartbeat_loop = self._loop("heartbeat", reporting.turn, longest_pause=settings.heartbeat_period)
+        progress.on_news(worker, self._heartbeat_loop.wake)
         self._watchdog_loop = self._loop("watchdog", watchdog.turn)
         self._upkeep_loop = self._loop("upkeep", fitted(for_upkeep, store.table, upkeep.turn))
         self._loops = [

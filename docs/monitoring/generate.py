@@ -252,6 +252,17 @@ TOPIC = (
     Panel("How long handlers run", _quantiles("brooq_attempt_duration_seconds", "topic", T), "s"),
     Panel("Running", [(f"sum by (topic) (brooq_worker_busy{T})", "{{topic}}")]),
     Panel(
+        "Done, of what running handlers tell",
+        [
+            (
+                f"sum by (topic) (brooq_worker_progress_done{T})"
+                f" / (sum by (topic) (brooq_worker_progress_expected{T}) > 0)",
+                "{{topic}}",
+            )
+        ],
+        unit="percentunit",
+    ),
+    Panel(
         "Deleted by retention a second",
         [(f"sum by (topic) (rate(brooq_retention_deleted_total{T}[$__rate_interval]))", "{{topic}}")],
         "ops",

@@ -180,6 +180,12 @@ def raise_(error: Callable[[Claim], BaseException]) -> Callable[[Work, Claim], N
     return action
 
 
+def tell_and_wait(job: Work, claim: Claim) -> None:
+    for number in range(1, 101):
+        claim.progress(number, 100, "in a child")
+    claim.should_stop.wait(30)
+
+
 ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "nothing": lambda job, claim: None,
     "note": lambda job, claim: note(job.path, os.getpid()),
@@ -191,6 +197,7 @@ ACTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "chain": chain,
     "lose": lose,
     "die before commit": die_before_commit,
+    "tell and wait": tell_and_wait,
     "wait": wait,
     "wait and succeed": wait_and_succeed,
     "spin": spin,

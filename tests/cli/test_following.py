@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from brooq_sa.cli import following
+from brooq_sa.progress import Progress, stored
 from brooq_sa.states import State
 from brooq_sa.store import JobStore, Outcome
 from databases import JOB, Database
@@ -108,3 +109,25 @@ def test_a_timeout_without_a_wait(brooq: Any, db: Database) -> None:
     assert brooq("enqueue", "a", "1", "--timeout", "5s").exit_code == 2
     assert brooq("enqueue", "a", "1", "--wait", "--timeout", "5").exit_code == 2
     assert db.rows() == []
+
+
+def test_progress(brooq: Any, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it runs, how far it has come is shown with a bar, and each new word is a line of its own in a pipe."""
+    words = [Progress(3, 12, "page 3"), Progress(12, 12)]
+
+    def run(self: Any, fate: Any) -> None:
+        with db.engine.begin() as connection:
+            if fate.attempts == 0:
+                STORE.claim(connection, {"a": 1}, room=1, worker="w", lease=timedelta(minutes=1))
+            elif words:
+                STORE.report(connection, "w", {(fate.id, 1): stored(words.pop(0), 1)})
+            else:
+                STORE.settle(connection, "w", [Outcome(fate.id, 1, State.DONE)])
+        show(self, fate)
+
+    show = following._Line.show
+    monkeypatch.setattr(following._Line, "show", run)
+    result = brooq("enqueue", "a", "1", "--wait", "--timeout", "30s")
+    assert result.exit_code == 0, result.output
+    assert "attempt 1 runs  [#####---------------] 3 of 12 (25%): page 3\n" in result.stderr
+    assert "attempt 1 runs  [####################] 12 of 12 (100%)\n" in result.stderr

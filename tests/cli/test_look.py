@@ -204,3 +204,23 @@ def test_stats_names_suspects(brooq: Any, db: Database, put: Any) -> None:
     shown = brooq("stats").stdout
     assert str(often) in shown
     assert str(once) not in shown
+
+
+def test_progress_is_shown(brooq: Any, db: Database, put: Any) -> None:
+    """`show` has how far the last attempt has come, in words; the documents, as the row has it; `top`, the share."""
+    job_id = put("email.send").id
+    column = {"attempt": 1, "done": 30, "total": 40, "note": "\x1b[2J reading"}
+    as_text = {"progress": json.dumps(column)}
+    db.execute(
+        "UPDATE job SET state = 'processing', attempts = 1, locked_by = 'w-1', locked_until = available_at,"
+        f" progress = {'CAST(:progress AS JSONB)' if db.name == 'postgresql' else ':progress'}",
+        **as_text,
+    )
+    assert re.search(
+        r"^progress +30 of 40 \(75%\): \\x1b\[2J reading$", brooq("show", str(job_id)).stdout, re.MULTILINE
+    )
+    assert brooq.documents("show", str(job_id))[0]["progress"] == column
+    assert re.search(rf"^  {job_id}  email.send .* 75%  w-1", brooq("top", "--once").stdout, re.MULTILINE)
+    assert brooq.documents("top")[0]["running"][0]["progress"]["done"] == 30
+    db.execute("UPDATE job SET attempts = 2")
+    assert re.search(r"^progress$", brooq("show", str(job_id)).stdout, re.MULTILINE)

@@ -109,6 +109,7 @@ def test_a_job_exists_if_and_only_if_the_caller_commits(db: Database, target: An
         "locked_by": None,
         "locked_until": None,
         "last_error": None,
+        "progress": None,
         "idempotency_key": None,
         "created_at": db.row()["updated_at"],
         "updated_at": db.row()["updated_at"],

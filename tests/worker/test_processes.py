@@ -26,6 +26,7 @@ from apps.isolated import Coroutine, Isolated, Large, Registered, Short, Work, n
 from brooq_sa import DeclarationError, UsageError, Worker
 from brooq_sa.events import Event, JobDone, JobLeaseLost
 from brooq_sa.outcomes import released
+from brooq_sa.progress import read
 from brooq_sa.settings import WorkerSettings
 from brooq_sa.states import State, StopCause
 from brooq_sa.store import Claimed, Outcome
@@ -264,6 +265,15 @@ class TestTelling:
         """A handler in a child that waits on claim.should_stop hears of its time limit, and may succeed (T1, T2)."""
         row = run_one(sqlite, Short(action="wait", path=str(path)))
         assert (row["state"], notes(path)[1:]) == ("done", ["told attempt timed out"])
+
+    def test_progress_of_a_child(self, sqlite: Database) -> None:
+        """What a handler in a child tells of its progress gets into the row as well; of a flood, the last word."""
+        job_id = put(sqlite, Work(action="tell and wait"))
+        with working(sqlite, Isolated, attempt_timeout="20s"):
+            last = "100 of 100 (100%): in a child"
+            wait_until(lambda: str(read(sqlite.row(job_id)["progress"], 1)) == last, what="the last word")
+            with Session(sqlite.engine) as session, session.begin():
+                brooq_sa.cancel(session, Isolated, job_id)
 
     @pytest.mark.parametrize("cause", StopCause)
     def test_a_coroutine_is_cancelled(self, slots: Slots, path: Path, cause: StopCause) -> None:
