@@ -255,8 +255,10 @@ TOPIC = (
         "Done, of what running handlers tell",
         [
             (
-                f"sum by (topic) (brooq_worker_progress_done{T})"
-                f" / (sum by (topic) (brooq_worker_progress_expected{T}) > 0)",
+                (
+                    f"sum by (topic) (brooq_worker_progress_done{T})"
+                    f" / (sum by (topic) (brooq_worker_progress_expected{T}) > 0)"
+                ),
                 "{{topic}}",
             )
         ],
