@@ -26,7 +26,6 @@ from waiting import wait_until
 
 JOBS = """
 import time
-from pathlib import Path
 from brooq_sa import JobBase
 
 class AppJob(JobBase):
@@ -50,8 +49,12 @@ class Patient(AppJob, topic="patient"):
 
 class Look(AppJob, topic="look"):
     def run(self, claim):
-        import gc, sys
+        import gc, sys, threading
+        from pathlib import Path
         print(f"switches every {sys.getswitchinterval():.3f}, keeps {gc.get_freeze_count() > 10_000}", flush=True)
+        print(f"looks at {gc.get_threshold()[0]:,} young objects", flush=True)
+        slack = Path(f"/proc/{threading.get_native_id()}/timerslack_ns")
+        print(f"sleeps within {slack.read_text().strip() if slack.exists() else 'some'} ns", flush=True)
 
 class Coroutine(AppJob, topic="coroutine"):
     async def run(self, claim):
@@ -84,9 +87,12 @@ def put(db: Database, topic: str, payload: Any = None) -> None:
 
 @on_sqlite_alone
 def test_the_process_is_fit_for_short_jobs(start: Any, db: Database) -> None:
-    """Threads take turns quickly, and the garbage collector leaves alone what was there from the start."""
+    """Threads take turns quickly and sleep exactly; the garbage collector leaves alone what was there at first."""
     put(db, "look")
-    start().wait_for_output("switches every 0.001, keeps True")
+    worker = start()
+    worker.wait_for_output("switches every 0.001, keeps True")
+    worker.wait_for_output("looks at 20,000 young objects")
+    worker.wait_for_output("sleeps within 1000 ns" if Path("/proc/self/timerslack_ns").exists() else "within some")
 
 
 def test_runs_jobs_and_drains(start: Any, db: Database) -> None:
