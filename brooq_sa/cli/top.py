@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -104,7 +104,8 @@ class _Heard(Exception):
 @contextmanager
 def _hearing(hear: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Hear of the signals that would leave the terminal as the screen needs it."""
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)}
+    signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP
+    before = {number: signal.signal(number, hear) for number in signals}
     try:
         yield
     finally:
@@ -125,6 +126,7 @@ class _Screen:
         self._asked: tuple[str, Any] | None = None
         self._is_refused = False
         self._is_over = False
+        self._is_shown = False
         self._is_waiting = False
         self._heard: int | None = None
 
@@ -149,26 +151,29 @@ class _Screen:
 
     def _show(self, console: Console, live: Live, keyboard: Keyboard) -> None:
         """Draw, and do what the keys say, until it is over or a signal comes."""
+        with suppress(_Heard, KeyboardInterrupt):
+            self._is_shown = True
+            try:
+                self._go_on(console, live, keyboard)
+            finally:
+                self._is_shown = False
+
+    def _go_on(self, console: Console, live: Live, keyboard: Keyboard) -> None:
         from rich.text import Text
 
         look_at = time.monotonic() + self._interval
-        try:
-            while not self._is_over:
-                frame = lines(self._seen, self._view, console.width, console.height)
-                live.update(Text("\n".join(frame), no_wrap=True, overflow="crop"), refresh=True)
-                pressed = self._wait(keyboard, look_at - time.monotonic())
-                if pressed is None:
-                    self._is_over = True
-                    return
-                for key in pressed:
-                    self._press(key)
-                if time.monotonic() >= look_at:
-                    self._refresh()
-                    look_at = time.monotonic() + self._interval
-        except _Heard:
-            pass
-        except KeyboardInterrupt:
-            self._is_over = True
+        while not self._is_over:
+            frame = lines(self._seen, self._view, console.width, console.height)
+            live.update(Text("\n".join(frame), no_wrap=True, overflow="crop"), refresh=True)
+            pressed = self._wait(keyboard, look_at - time.monotonic())
+            if pressed is None:
+                self._is_over = True
+                return
+            for key in pressed:
+                self._press(key)
+            if time.monotonic() >= look_at:
+                self._refresh()
+                look_at = time.monotonic() + self._interval
 
     def _wait(self, keyboard: Keyboard, timeout: float) -> list[str] | None:
         self._is_waiting = True
@@ -180,10 +185,18 @@ class _Screen:
             self._is_waiting = False
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        # Only a wait is cut short: a look, or a move that the user asked for, comes to its end.
-        self._heard = number
-        if self._is_waiting:
-            raise _Heard
+        """Note it, and cut short what the screen is at: once at most, so that the terminal is put back undisturbed."""
+        if number == signal.SIGINT:
+            self._is_over = True
+            if self._is_shown:
+                self._is_shown = self._is_waiting = False
+                raise KeyboardInterrupt
+        elif self._heard is None or number != signal.SIGTSTP:  # a stop does not undo an end that is still to come
+            self._heard = number
+            # Only a wait is cut short: a look, or a move that the user asked for, comes to its end.
+            if self._is_waiting:
+                self._is_shown = self._is_waiting = False
+                raise _Heard
 
     def _obey(self) -> None:
         """Stop, until the shell's `fg`; or end, with the exit code of a signal."""

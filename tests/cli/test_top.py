@@ -21,10 +21,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from rich.cells import cell_len
 
 from brooq_sa.cli.frame import View, lines
+from brooq_sa.cli.top import _Heard, _Screen
 from brooq_sa.overview import Job, Overview, Topic, WorkerLine
 from databases import Database
 from waiting import wait_until
@@ -221,6 +223,55 @@ def test_suspended(sqlite: Database, tmp_path: Path) -> None:
         screen.wait_for("q quit")
         screen.press("p")
         screen.wait_for("HELD")
+
+
+class Interrupted:
+    """A keyboard on which nobody types, while a signal comes to the screen that waits for it."""
+
+    def __init__(self, screen: _Screen, number: int) -> None:
+        self._screen = screen
+        self._number = number
+
+    def read(self, _timeout: float) -> list[str]:
+        self._screen._hear(self._number, None)
+        raise AssertionError("the wait went on")
+
+
+def idle_screen() -> _Screen:
+    return _Screen(None, None, busy(0), View(), 2.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP])
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP])
+def test_one_signal_cuts_a_wait_short_and_the_next_waits(first: int, second: int) -> None:
+    """A signal that comes while the terminal is put back, by the one before, does not cut that short."""
+    screen = idle_screen()
+    screen._is_shown = screen._is_waiting = True  # as it still is where a signal comes at the very end of a wait
+    with pytest.raises((_Heard, KeyboardInterrupt)):
+        screen._hear(first, None)
+    screen._hear(second, None)
+    assert screen._is_over or screen._heard is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_is_not_undone_by_one_to_stop(number: int) -> None:
+    """SIGTSTP after SIGTERM or SIGHUP, before that was obeyed, changes nothing: the screen ends, with its exit code."""
+    screen = idle_screen()
+    with pytest.raises(_Heard):
+        screen._wait(Interrupted(screen, number), 60.0)  # type: ignore[arg-type]
+    screen._hear(signal.SIGTSTP, None)
+    with pytest.raises(click.exceptions.Exit) as ended:
+        screen._obey()
+    assert ended.value.exit_code == 128 + number
+
+
+def test_a_signal_to_end_after_one_to_stop() -> None:
+    """SIGTERM after SIGTSTP, before that was obeyed, ends the screen."""
+    screen = idle_screen()
+    screen._hear(signal.SIGTSTP, None)
+    screen._hear(signal.SIGTERM, None)
+    with pytest.raises(click.exceptions.Exit):
+        screen._obey()
 
 
 def test_a_database_that_refuses(sqlite: Database, tmp_path: Path) -> None:
