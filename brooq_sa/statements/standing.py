@@ -119,9 +119,10 @@ def row_lockers() -> TextClause:
         WITH wanted AS (
             SELECT CAST(:xmax AS xid) AS number, FALSE AS is_shared
             UNION ALL
-            SELECT xid, TRUE FROM pg_class, pg_get_multixact_members(CAST(:xmax AS xid))
-            WHERE pg_class.oid = to_regclass(:table)
-            AND mxid_age(CAST(:xmax AS xid)) BETWEEN 1 AND mxid_age(relminmxid))
+            -- The CASE stands in the argument: no WHERE is sure to come first, and any other number raises there.
+            SELECT xid, TRUE FROM pg_class, pg_get_multixact_members(
+                CASE WHEN mxid_age(CAST(:xmax AS xid)) BETWEEN 1 AND mxid_age(relminmxid) THEN CAST(:xmax AS xid) END)
+            WHERE pg_class.oid = to_regclass(:table))
         SELECT DISTINCT locks.pid, usename AS "user", nullif(application_name, '') AS application, state,
             extract(epoch FROM clock_timestamp() - xact_start)::float AS seconds, gid AS prepared, owner
         FROM wanted JOIN pg_locks AS locks ON transactionid = number

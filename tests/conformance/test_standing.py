@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from brooq_sa import JobBase, NewJob, RawJob, SchemaError, State, enqueue, functions, pause, resume
 from brooq_sa import sqlite as sqlite_setup
 from brooq_sa.standing import IN_NO_TIME, OLD_SNAPSHOT, Reason, Why, _prepared, _process, why
-from brooq_sa.statements import presence
+from brooq_sa.statements import presence, standing
 from conformance.samples import TOPIC, AppJob, Email, claim, claim_one, ended, put, put_one, settle
 from databases import JOB, Database
 from waiting import wait_until
@@ -460,6 +460,19 @@ def test_a_row_that_several_share(pg: Database) -> None:
         first.rollback()
         second.rollback()
     assert ask(pg, job_id).reason == Reason.NEXT
+
+
+def test_a_number_that_is_no_list_is_not_looked_up(pg: Database) -> None:
+    """No plan can look a transaction's number up as a list, which would raise: the argument itself leaves it out."""
+    terms = {"xmax": "4000000", "table": "job"}
+    with pg.engine.connect() as connection:
+        assert connection.execute(standing.row_lockers(), terms).all() == []
+        [plan] = connection.execute(
+            text(f"EXPLAIN (VERBOSE, FORMAT JSON) {standing.row_lockers().text}"), terms
+        ).scalars()
+    [call] = re.findall(r"'Function Call': ['\"](pg_get_multixact_members\(.*?)['\"][,}]", str(plan))
+    assert call.startswith("pg_get_multixact_members(CASE WHEN ")
+    assert "mxid_age(pg_class.relminmxid)" in call
 
 
 def test_a_row_that_a_prepared_transaction_has_locked(pg: Database) -> None:
