@@ -10,7 +10,8 @@ A wake-up is a hint and never the only way that a job is found: a worker looks a
 
 A worker that was woken, or has found jobs, looks again a little later (`LOOK_AGAIN`): for the jobs whose own wake-up
 was spared, and since SQLAlchemy tells of a commit just before it is made. The jobs of a flood are less than `SPACING`
-apart, so that each such look finds some, and is followed by another.
+apart, so that each such look finds some, and is followed by another. A last look (`LAST_LOOK`) is for what another
+worker has left.
 
 A transaction that is to be prepared (two-phase commit) sends nothing: PostgreSQL prepares none that has notified.
 """
@@ -39,6 +40,9 @@ FLOOD_SPACING = 0.2
 
 LOOK_AGAIN = 0.03
 """Seconds after a wake-up to look once more; more than `SPACING`, which then covers the jobs in between."""
+
+LAST_LOOK = FLOOD_SPACING + LOOK_AGAIN
+"""Seconds after a wake-up to look for the last time: another worker may have taken a flood's jobs, but for its end."""
 
 JOBS = "jobs:"
 """Before the topic, in a notification of new jobs."""
@@ -71,13 +75,13 @@ class _Sent:
     """A topic's last notification.
 
     Attributes:
-        at: when it was sent; by the monotonic clock, like `asked_at`.
-        asked_at: when one was last asked for.
-        spared: how many were not sent since.
+        at: when it was sent; by the monotonic clock, like `committed_at`.
+        committed_at: when jobs were last committed.
+        spared: how many commits have sent none since.
     """
 
     at: float
-    asked_at: float
+    committed_at: float
     spared: int = 0
 
 
@@ -96,15 +100,18 @@ class _Limiter:
             last = self._sent.get((name, topic))
             if last is None:
                 return True
-            is_flood = last.spared >= FLOOD and now - last.asked_at < SPACING
-            is_allowed = now - last.at >= (FLOOD_SPACING if is_flood else SPACING)
-            last.asked_at = now
-            last.spared += not is_allowed
-            return is_allowed
+            is_flood = last.spared >= FLOOD and now - last.committed_at < SPACING
+            return now - last.at >= (FLOOD_SPACING if is_flood else SPACING)
 
-    def count(self, name: str, topic: str) -> None:
+    def count(self, name: str, topic: str, *, is_sent: bool) -> None:
+        """Jobs of the topic have been committed, with a notification or without."""
         now = time.monotonic()
         with self._lock:
+            if not is_sent:
+                if last := self._sent.get((name, topic)):
+                    last.committed_at = now
+                    last.spared += 1
+                return
             self._sent[name, topic] = _Sent(now, now)
             if len(self._sent) > self.MOST:  # topics may be made up without end
                 self._sent = {each: last for each, last in self._sent.items() if now - last.at < FLOOD_SPACING}
@@ -115,6 +122,7 @@ class _Pending:
 
     def __init__(self, connection: Connection) -> None:
         self.notified: set[tuple[str, str]] = set()
+        self.spared: set[tuple[str, str]] = set()
         self.enqueued: set[Table] = set()
         self.canceled: set[tuple[Table, uuid.UUID]] = set()
         event.listen(connection, "commit", self._tell)
@@ -124,8 +132,8 @@ class _Pending:
         event.listen(connection, "rollback_savepoint", self._forget_notified)
 
     def _tell(self, *_: Any) -> None:
-        for name, topic in self.notified:
-            _limiter.count(name, topic)
+        for name, topic in self.notified | self.spared:
+            _limiter.count(name, topic, is_sent=(name, topic) in self.notified)
         enqueued, canceled = list(self.enqueued), list(self.canceled)
         self._forget()
         for table in enqueued:
@@ -137,6 +145,7 @@ class _Pending:
 
     def _forget(self, *_: Any) -> None:
         self.notified.clear()
+        self.spared.clear()
         self.enqueued.clear()
         self.canceled.clear()
 
@@ -159,13 +168,14 @@ def can_notify(connection: Connection) -> bool:
 def may_notify(connection: Connection, table: Table, topic: str) -> bool:
     """Whether an enqueue of this topic is to send a notification, and not to leave it to one just sent."""
     name = channel(table)
-    if not _limiter.allows(name, topic) or not can_notify(connection):
+    if not can_notify(connection):
         return False
-    notified = _pending_on(connection).notified
-    if (name, topic) in notified:
+    pending = _pending_on(connection)
+    if (name, topic) in pending.notified:
         return False
-    notified.add((name, topic))
-    return True
+    is_allowed = _limiter.allows(name, topic)
+    (pending.notified if is_allowed else pending.spared).add((name, topic))
+    return is_allowed
 
 
 def listen(table: Table, ear: Ear) -> None:

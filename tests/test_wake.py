@@ -183,11 +183,10 @@ class Pacing:
         self.limiter = wake._Limiter()
 
     def enqueue(self) -> bool:
-        """Whether the job's own notification is sent."""
-        if not self.limiter.allows(*self.TOPIC):
-            return False
-        self.limiter.count(*self.TOPIC)
-        return True
+        """Commit a job; whether its own notification is sent."""
+        is_sent = self.limiter.allows(*self.TOPIC)
+        self.limiter.count(*self.TOPIC, is_sent=is_sent)
+        return is_sent
 
     def sent(self, seconds: float, every: float) -> list[float]:
         """When notifications were sent, from now on for so long, while jobs come at that interval."""
@@ -207,6 +206,14 @@ def pacing(monkeypatch: pytest.MonkeyPatch) -> Pacing:
 def test_each_job_of_a_trickle_sends_its_own(pacing: Pacing) -> None:
     """One that comes SPACING after the last, or later, waits for nobody's look."""
     assert len(pacing.sent(1.0, every=wake.SPACING + 1e-6)) == 50
+
+
+def test_many_jobs_of_one_transaction_are_no_flood(pacing: Pacing) -> None:
+    """They become visible together; what is asked for before a commit counts once, with it."""
+    pacing.enqueue()
+    assert not any(pacing.limiter.allows(*pacing.TOPIC) for _ in range(100))
+    pacing.now += wake.SPACING + 1e-6
+    assert pacing.limiter.allows(*pacing.TOPIC)
 
 
 def test_few_jobs_at_once_are_no_flood(pacing: Pacing) -> None:

@@ -88,7 +88,7 @@ class Claiming:
         pause = None
         try:
             want, most = self._wanted(room)
-            if claimed := self._ask(want, most, asked_at):
+            if claimed := self._ask(want, most, asked_at, is_ahead=most > room.free):
                 self._begin(claimed, asked_at)
             else:
                 pause = self._pause()
@@ -114,7 +114,7 @@ class Claiming:
         share = -(-most // self._busy_topics)
         return {topic: min(each, share) for topic, each in by_topic.items()}, most
 
-    def _ask(self, want: Mapping[str, int], most: int, asked_at: float) -> list[Claimed]:
+    def _ask(self, want: Mapping[str, int], most: int, asked_at: float, *, is_ahead: bool) -> list[Claimed]:
         if self._may_hold_unknown:
             self._give_unknown_back()
         self._may_hold_unknown = True  # until the answer is here: it may be lost on the way
@@ -123,7 +123,7 @@ class Claiming:
             claimed = self._store.claim(connection, want, room=most, worker=self._worker, lease=lease, places=places)
         self._may_hold_unknown = False
         now = time.monotonic()
-        self._places.ended(claimed, want, room=most, seconds=now - asked_at, now=now)
+        self._places.ended(claimed, want, room=most, is_ahead=is_ahead, seconds=now - asked_at, now=now)
         return claimed
 
     def _begin(self, claimed: Sequence[Claimed], asked_at: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import selectors
 import sys
@@ -15,13 +16,27 @@ MOST_DESCRIPTORS = 1024
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """An event loop as the application's policy makes them; Python's own one for Linux with finer timers."""
     loop = asyncio.new_event_loop()
-    if sys.platform == "linux" and type(loop) is asyncio.SelectorEventLoop:
-        loop.close()
-        return asyncio.SelectorEventLoop(FineSelector())
-    return loop
+    if sys.platform != "linux" or not HAS_EPOLL or not _is_plain(loop):
+        return loop
+    loop.close()
+    return asyncio.SelectorEventLoop(FineSelector())
 
 
-if sys.platform == "linux":
+def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether it is as Python makes it, so that another of the kind is as good."""
+    return (
+        type(loop) is asyncio.SelectorEventLoop
+        and type(getattr(loop, "_selector", None)) is selectors.EpollSelector
+        and loop.get_task_factory() is None
+        and loop.get_exception_handler() is None
+        and loop.get_debug() == bool(sys.flags.dev_mode or os.environ.get("PYTHONASYNCIODEBUG"))
+    )
+
+
+HAS_EPOLL = hasattr(selectors, "EpollSelector")
+"""Which gevent takes away."""
+
+if sys.platform == "linux" and HAS_EPOLL:
 
     class FineSelector(selectors.EpollSelector):
         """Waits for as long as it is told to. Python waits for an epoll in whole milliseconds, rounded up.

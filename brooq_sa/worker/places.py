@@ -6,14 +6,15 @@ that works off a million jobs behind a long report would come to a halt. A claim
 steps over none, and misses what came to lie before that place: jobs sent round again or released, of a smaller
 priority, or committed late.
 
-A look that brought all that was asked for, with more behind it most likely, is therefore followed by others that go on
-from there, for `BRIEFLY`: what comes to lie before the place meanwhile would have waited as long behind jobs taken
-ahead. In a queue that is not so full every look is one from the start, but for some samples, while these are about as
-quick as others. Once they are slow, they take at most a tenth of the time, and come at least every `LONGEST` seconds.
+A look that brought all that was asked for, with jobs ahead of free slots, is therefore followed by others that go on
+from there, for `BRIEFLY`: what comes to lie before the place meanwhile would have waited as long behind those jobs. In
+a queue that is not so full every look is one from the start, but for some samples, while these are about as quick as
+others. Once they are slow, they take at most a tenth of the time, and come at least every `LONGEST` seconds.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -44,30 +45,41 @@ class Places:
         self._places: dict[str, Place] = {}
         self._is_from_start = True
         self._looks = 0
+        self._looked_at = -math.inf
         self._quick: float | None = None
         self._start_again_at = 0.0
 
     def next(self, now: float) -> Mapping[str, Place]:
         """Where the next claim is to begin, by topic; topics without an entry, and all of none, at the start."""
         self._looks += 1
-        is_sample = self._looks % SAMPLE == 0
+        # A sample is only for where looks are frequent: what it misses, the next one finds.
+        is_sample = self._looks % SAMPLE == 0 and now - self._looked_at < BRIEFLY
+        self._looked_at = now
         self._is_from_start = not self._places or (now >= self._start_again_at and not is_sample)
         return {} if self._is_from_start else self._places
 
     def ended(
-        self, claimed: Sequence[Claimed], want: Mapping[str, int], *, room: int, seconds: float, now: float
+        self,
+        claimed: Sequence[Claimed],
+        want: Mapping[str, int],
+        *,
+        room: int,
+        is_ahead: bool,
+        seconds: float,
+        now: float,
     ) -> None:
         """A claim is over.
 
         Args:
             claimed: what it took, of so many wanted by topic and in all.
+            is_ahead: whether it was to take more than there were free slots.
             seconds: that it took.
         """
         if not self._is_from_start:
             self._quick = seconds
         elif self._quick is not None and seconds > SLOW * self._quick:
             self._start_again_at = now + min(REST * seconds, LONGEST)
-        elif len(claimed) >= room:
+        elif is_ahead and len(claimed) >= room:
             self._start_again_at = now + BRIEFLY
         last: dict[str, Claimed] = {}
         taken: Counter[str] = Counter()

@@ -82,6 +82,7 @@ class Slots:
         self._low_water = 0
         self._next_claim = 0.0
         self._look_again_at = 0.0
+        self._last_look_at = 0.0
         self._is_claiming = True
         self._is_asking = False
         self._are_claims_held = False
@@ -224,10 +225,12 @@ class Slots:
         return self._running
 
     def look_now(self) -> None:
-        """There may be new jobs: do not wait for the poll interval, and look once more soon after."""
+        """There may be new jobs: do not wait for the poll interval, and look twice more soon after."""
         with self._lock:
             self._next_claim = 0.0
-            self._look_again_at = time.monotonic() + wake.LOOK_AGAIN
+            now = time.monotonic()
+            self._look_again_at = now + wake.LOOK_AGAIN
+            self._last_look_at = now + wake.LAST_LOOK
             self._room_came.notify()
 
     def wait_to_claim(self) -> Room | None:
@@ -313,6 +316,8 @@ class Slots:
                 self._next_claim = self._look_again_at
             else:
                 self._next_claim = time.monotonic() + pause
+                if self._last_look_at > asked_at:
+                    self._next_claim = min(self._next_claim, self._last_look_at)
             self._something_ended.notify()
             self._grew_quiet.notify_all()
 

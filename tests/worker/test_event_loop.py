@@ -6,8 +6,9 @@ import asyncio
 import select
 import selectors
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -79,11 +80,43 @@ def test_an_event_loop_is_to_be_had() -> None:
         loop.close()
 
 
-def test_an_application_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_its_own_class() -> asyncio.AbstractEventLoop:
+    return OwnLoop()
+
+
+def with_a_selector() -> asyncio.AbstractEventLoop:
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+def with_a_task_factory() -> asyncio.AbstractEventLoop:
+    loop = asyncio.SelectorEventLoop()
+    loop.set_task_factory(lambda loop, coroutine, **options: asyncio.Task(coroutine, loop=loop, **options))
+    return loop
+
+
+def debugging() -> asyncio.AbstractEventLoop:
+    loop = asyncio.SelectorEventLoop()
+    loop.set_debug(not loop.get_debug())
+    return loop
+
+
+@pytest.mark.parametrize("make", [of_its_own_class, with_a_selector, with_a_task_factory, debugging])
+def test_an_application_has_its_own(
+    make: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop that its policy makes is taken as it is."""
-    monkeypatch.setattr(asyncio, "new_event_loop", OwnLoop)
-    loop = new_event_loop()
+    its_own = make()
+    monkeypatch.setattr(asyncio, "new_event_loop", lambda: its_own)
     try:
-        assert type(loop) is OwnLoop
+        assert new_event_loop() is its_own
     finally:
-        loop.close()
+        its_own.close()
+
+
+def test_where_there_is_no_epoll() -> None:
+    """gevent takes it away when it patches the stdlib: then the loop is Python's own."""
+    program = "import selectors; del selectors.EpollSelector; selectors.DefaultSelector = selectors.SelectSelector;"
+    program += "from brooq_sa.worker.event_loop import new_event_loop; loop = new_event_loop();"
+    program += "print(type(loop._selector).__name__); loop.close()"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "SelectSelector"

@@ -45,7 +45,7 @@ class Looking:
         self.from_start: list[float] = []
         self.looks = 0
 
-    def look(self, claimed: Sequence[Claimed], want: int = 10) -> Mapping[str, Place]:
+    def look(self, claimed: Sequence[Claimed], want: int = 10, *, is_ahead: bool = True) -> Mapping[str, Place]:
         begins = self.places.next(self.now)
         if not begins:
             self.from_start.append(self.now)
@@ -53,7 +53,8 @@ class Looking:
         seconds = self.takes[not begins]
         self.now += seconds
         topics = {each.topic for each in claimed} | {"work"}
-        self.places.ended(claimed, dict.fromkeys(topics, want), room=want, seconds=seconds, now=self.now)
+        wanted = dict.fromkeys(topics, want)
+        self.places.ended(claimed, wanted, room=want, is_ahead=is_ahead, seconds=seconds, now=self.now)
         return begins
 
     def look_for(self, seconds: float) -> None:
@@ -86,6 +87,23 @@ def test_in_a_full_queue() -> None:
     gaps = [after - before for before, after in pairwise(looking.from_start)]
     assert min(gaps) >= BRIEFLY
     assert max(gaps) <= BRIEFLY + 3 * QUICK + 1e-9
+
+
+def test_where_no_jobs_are_taken_ahead() -> None:
+    """Every look is from the start but the samples, however full the claims are: nothing waits here meanwhile."""
+    looking = Looking()
+    for number in range(10 * SAMPLE):
+        looking.look([job(number)], want=1, is_ahead=False)
+    assert looking.looks - len(looking.from_start) == 10
+
+
+def test_rare_looks_are_from_the_start() -> None:
+    """With long handlers, what a sample missed would wait for one of them: there are none."""
+    looking = Looking()
+    for number in range(10 * SAMPLE):
+        looking.now += 1.0
+        looking.look([job(number)], want=1, is_ahead=False)
+    assert looking.looks == len(looking.from_start)
 
 
 def test_a_sample_begins_where_the_last_claim_ended() -> None:

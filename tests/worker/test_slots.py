@@ -356,20 +356,23 @@ class TestClaiming:
         assert time.monotonic() - began_at >= 0.1
 
     def test_a_wake_up_ends_the_pause(self, bench: Bench) -> None:
-        """And the worker looks once more soon after."""
+        """And the worker looks twice more soon after: the second time for what another worker has left of a flood."""
         bench.slots.wait_to_claim()
         bench.slots.asked(time.monotonic(), 100.0)
         claiming = bench.begins(bench.slots.wait_to_claim)
+        woken_at = time.monotonic()
         bench.slots.look_now()
         assert claiming.result(10) is not None
-        asked_at = time.monotonic()
-        bench.slots.asked(asked_at, 100.0)
+        bench.slots.asked(time.monotonic(), 100.0)
         assert bench.begins(bench.slots.wait_to_claim).result(10) is not None
+        bench.slots.asked(time.monotonic(), 100.0)
+        assert bench.begins(bench.slots.wait_to_claim).result(10) is not None
+        assert time.monotonic() - woken_at >= wake.LAST_LOOK
         # Nothing was heard since: now the pause counts.
         bench.slots.asked(time.monotonic(), 100.0)
-        third = bench.begins(bench.slots.wait_to_claim)
-        time.sleep(2 * wake.LOOK_AGAIN)
-        assert not third.done()
+        fourth = bench.begins(bench.slots.wait_to_claim)
+        time.sleep(2 * wake.LAST_LOOK)
+        assert not fourth.done()
 
     def test_a_claim_that_brought_jobs(self, bench: Bench) -> None:
         """Is followed by another at once, and, if that finds nothing, by one more soon after."""
