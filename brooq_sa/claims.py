@@ -174,9 +174,8 @@ class _Claim(Generic[S]):
         Raises:
             OptionError: a number that is none or is negative, or a note that is no text.
         """
-        had_news = self._progress is not self._reported
-        self._progress = checked(done, total, note)
-        if not had_news:
+        told, self._progress = self._progress, checked(done, total, note)
+        if told is self._reported:  # or who writes it knows already that there is something new
             tell_of_news(self.worker)
 
     def _refuse_if_over(self) -> None:
@@ -233,11 +232,16 @@ class _Claim(Generic[S]):
     def _is_cut_off(self, errors: list[BaseException]) -> bool:
         if any(is_overlong_transaction(error) for error in errors):
             return False  # the handler's doing, which would be the same the next time
-        connections = _connections_of(self._session)
+        connections = self._connections
         if any(connection.invalidated for connection in connections):
             return True
         # As long as it has its connection, what was out of reach is some other database.
         return any(is_read_only(error) or (is_outage(error) and not connections) for error in errors)
+
+    @property
+    def _connections(self) -> list[Connection]:
+        """Those that the claim's session holds in its transaction."""
+        return [] if self._session is None else _connections_of(self._session)
 
     def _begin_again(self) -> None:
         """Forget what the handler has done, so that it can be run once more; its session is to be closed."""

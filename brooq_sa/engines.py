@@ -229,13 +229,20 @@ class Reserved:
     Args:
         engine: whose sibling the connection comes from.
         patience: how long a transaction may take before `break_if_overdue` breaks it.
+
+    Attributes:
+        dialect: the database's name.
+        default_level: the isolation of transactions for which nobody asks another, once there is a connection to
+            PostgreSQL; as PostgreSQL writes it.
     """
 
     def __init__(self, engine: Engine, patience: timedelta = timedelta(seconds=30)) -> None:
+        self.dialect = engine.dialect.name
         self._engine = sibling(engine)
         self._engine.hide_parameters = True  # errors of the worker go to its log
         self._patience = patience.total_seconds()
         self._connection: Connection | None = None
+        self.default_level: str | None = None
         self._commits_by_itself = False
         self._level: str | None = None
         self._busy_since: float | None = None
@@ -311,6 +318,7 @@ class Reserved:
             connection.commit()
             if connection.dialect.driver == "psycopg":
                 driver_connection.prepare_threshold = 0
+        self.default_level = default
         self._commits_by_itself = default == "read committed" and not self._is_pooled
         self._level = "AUTOCOMMIT"
         return connection
@@ -334,6 +342,19 @@ class Reserved:
                 connection.invalidate()
             with suppress(SQLAlchemyError):
                 connection.close()
+
+
+def is_read_committed(connection: Connection, default: str | None) -> bool:
+    """Whether the connection's transaction is READ COMMITTED; asked of the driver, without a word to the server.
+
+    Args:
+        default: the server's level for who asks for none.
+    """
+    driver_connection = connection.connection.dbapi_connection
+    level = getattr(driver_connection, "isolation_level", "unknown")  # an enumeration, a number or a text
+    if level is None:
+        return default == "read committed"
+    return level == 1 or str(getattr(level, "name", level)).replace("_", " ").lower() == "read committed"
 
 
 def is_about_rows(error: BaseException) -> bool:

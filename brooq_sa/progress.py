@@ -8,7 +8,6 @@ never decides anything: the last one may be missing from the row of a job that h
 from __future__ import annotations
 
 import json
-import math
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +15,9 @@ from typing import Any
 
 from .exc import OptionError
 from .failure import clean_text
+
+MOST = 1e15
+"""The largest number, up to which floats are exact."""
 
 LONGEST_NOTE = 200
 """Characters."""
@@ -63,9 +65,10 @@ def checked(done: object, total: object = None, note: object = None) -> Progress
 
 
 def _amount(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise OptionError(f"The progress's {name} is {value!r:.100}. Give a number that is not negative.")
-    return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST:
+        return value
+    shown = f"an integer of {value.bit_length()} bits" if isinstance(value, int) and value > MOST else f"{value!r:.100}"
+    raise OptionError(f"The progress's {name} is {shown}. Give a number from 0 to {MOST:g}.")
 
 
 def stored(progress: Progress, attempt: int) -> str:

@@ -52,6 +52,7 @@ from sqlalchemy import (
     column,
     func,
     literal_column,
+    null,
     select,
     true,
     tuple_,
@@ -219,6 +220,7 @@ def _take(job: Table) -> Update:
         locked_by=bindparam("worker", type_=Text()),
         locked_until=now_plus(bindparam("lease", type_=Float())),
         updated_at=now(),
+        progress=null(),  # the attempt starts anew, also if it has the number of one that was given back
     )
 
 

@@ -261,13 +261,12 @@ class Child:
         self._import_kinds()
         self._is_at_work = False
         with suppress(BrokenPipeError, ConnectionResetError):  # the parent has gone; the other thread sees to it
-            self._channel.send(Ready())
+            self._send(Ready())
             while (order := self._runs.get()) is not None:
-                self._channel.send(Begun())
+                self._send(Begun())
                 ended = self._attempt(order)
                 self._is_at_work = False
-                with self._sending:
-                    self._channel.send(ended)
+                self._send(ended)
         self._sessions.close()
 
     def _import_kinds(self) -> None:
@@ -340,7 +339,7 @@ class Child:
         opened: Claim | AsyncClaim = claim
         return opened
 
-    def _send(self, message: Completing | Reported) -> None:
+    def _send(self, message: object) -> None:
         # A handler may tell of its progress from threads of its own.
         with self._sending:
             self._channel.send(message)
@@ -350,8 +349,7 @@ class Child:
         return self._sessions.runner.run(run_async(assignment, redact), context=copy_context())
 
     def _redact(self, text: str) -> str:
-        with self._sending:
-            self._channel.send(Redact(text))
+        self._send(Redact(text))
         redacted = self._redacted.get()
         if redacted is None:
             raise RuntimeError("the hook failed")
@@ -374,16 +372,20 @@ class _Telling(_Claim[S]):
         self._progress = checked(done, total, note)
         if self._later is not None:
             return  # it tells the last word
-        if (left := self._reports_at - time.monotonic()) > 0:
-            self._later = threading.Timer(left, self._report_now)
-            self._later.daemon = True
-            self._later.start()
-        else:
+        if (left := self._reports_at - time.monotonic()) <= 0:
             self._report_now()
+            return
+        later = threading.Timer(left, self._report_now)
+        later.daemon = True
+        with suppress(RuntimeError):  # no thread to be had; the next word may be told
+            later.start()
+            self._later = later
 
     def _report_now(self) -> None:
         self._later = None
         self._reports_at = time.monotonic() + REPORT_SPACING
+        if self._is_over:
+            return  # and what a thread that the handler has left behind says is nobody's
         with suppress(OSError):  # the parent has gone; the other thread sees to it
             self._report()
 

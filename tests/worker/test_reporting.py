@@ -9,11 +9,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.exc import OperationalError
 
 from apps.embedding import bare_claim, base_of, job_class, put, put_many, working
-from brooq_sa import State, StopCause
+from brooq_sa import State, StopCause, Worker
 from brooq_sa.engines import Reserved
+from brooq_sa.outcomes import released
 from brooq_sa.progress import read
 from brooq_sa.settings import WorkerSettings
 from brooq_sa.store import JobStore
@@ -144,3 +146,91 @@ def test_a_word_is_in_the_row_within_a_moment(db: Database, is_async: bool) -> N
         assert str(told) == "30 of 100 (30%): reading"
         go_on.set()
         wait_until(lambda: db.row(job_id)["state"] == State.DONE)
+
+
+def test_a_snapshot_of_its_own_is_spared(pg: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While claim.session is at REPEATABLE READ nothing is written that would make its own outcome fail."""
+    ran = []
+
+    def run(job: Any, claim: Any) -> None:
+        ran.append(claim.session.execute(text("SELECT 1")).scalar())
+        claim.progress(1, 2)
+        time.sleep(0.3)  # several reports long, by the spacing below
+
+    job = job_class(run)
+    job_id = put(pg, job())
+    monkeypatch.setattr(module, "SPACING", 0.02)
+    engine = pg.engine.execution_options(isolation_level="REPEATABLE READ")
+    with Worker(engine, base_of(job), poll_interval="20ms"):
+        wait_until(lambda: pg.row(job_id)["state"] == State.DONE)
+    assert (ran, pg.row(job_id)["attempts"]) == ([1], 1)
+
+
+def test_beside_a_session(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At READ COMMITTED words are written while claim.session is in a transaction; on SQLite they wait for its end."""
+    reports: list[int] = []
+    report = JobStore.report
+
+    def watched(self: JobStore, *given: Any) -> None:
+        reports.append(1)
+        report(self, *given)
+
+    def run(job: Any, claim: Any) -> None:
+        claim.session.execute(text("SELECT 1"))
+        claim.progress(1, 2)
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until and not reports:
+            time.sleep(0.01)
+        during.extend(reports)
+
+    during: list[int] = []
+    job = job_class(run)
+    job_id = put(db, job())
+    monkeypatch.setattr(module, "SPACING", 0.02)
+    monkeypatch.setattr(JobStore, "report", watched)
+    with working(db, base_of(job)):
+        wait_until(lambda: db.row(job_id)["state"] == State.DONE)
+    assert (during, db.row(job_id)["attempts"]) == ([1] if db.name == "postgresql" else [], 1)
+
+
+def test_a_refused_report_costs_no_lease(holding: Holding, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """It is logged once until one succeeds; beats go on, and the last word is written when that is possible."""
+    [claim] = holding.claims(1)
+    holding.turn()
+    report = holding.store.report
+    monkeypatch.setattr(holding.store, "report", _refuse)
+    beats = []
+
+    def beat() -> float:
+        beats.append(time.monotonic())
+        return 0.0
+
+    monkeypatch.setattr(holding.reporting, "_beat", beat)
+    holding.reporting._beats_at = 0.0
+    claim.progress(1)
+    for _ in range(3):
+        holding.reporting._reports_at = 0.0
+        holding.reporting.turn()
+    assert len([each for each in caplog.records if "progress_not_written" in each.getMessage()]) == 1
+    assert len(beats) == 3
+    monkeypatch.setattr(holding.store, "report", report)
+    holding.reporting._reports_at = 0.0
+    holding.reporting.turn()
+    assert holding.progress(claim).done == 1
+
+
+def _refuse(*_: Any) -> None:
+    raise OperationalError("UPDATE", {}, Exception("no"))
+
+
+def test_the_next_attempt_starts_anew(holding: Holding) -> None:
+    """Also one that has the number of an attempt that was given back."""
+    [claim] = holding.claims(1)
+    claim.progress(8, 10)
+    holding.turn()
+    assert holding.progress(claim).done == 8
+    with holding.db.engine.begin() as connection:
+        holding.store.settle(connection, "w", [released(claim._holding)])
+        [again] = holding.store.claim(connection, {"work": 1}, room=1, worker="w", lease=timedelta(minutes=1))
+    assert again.holding == claim._holding
+    assert holding.progress(claim) is None
