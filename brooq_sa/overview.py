@@ -81,7 +81,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """One live worker, as it has announced itself."""
+    """One live worker.
+
+    Attributes:
+        running: how many of its slots are taken, by the jobs that it holds; if more than `RUNNING` jobs run in all, as
+            many as it has announced itself.
+        unseen: seconds since it announced itself.
+    """
 
     id: str
     host: str
@@ -122,7 +128,7 @@ def overview(connection: Connection, job: Table) -> Overview:
     return Overview(
         at=connection.execute(select(now())).scalar_one(),
         topics=_topics(snapshot, ended, pauses),
-        workers=_workers(connection, job),
+        workers=_workers(connection, job, running),
         running=[_job(row) for row in running],
         troubled=[_job(row) for row in (*unsuccessful[:TROUBLED], *failed[:TROUBLED])],
         is_estimated=bool(snapshot.estimated),
@@ -172,10 +178,16 @@ def _why(row: Any) -> str:
     return str(row.reason or row.paused_by or "")
 
 
-def _workers(connection: Connection, job: Table) -> list[WorkerLine]:
-    names = ("id", "host", "pid", "version", "topics", "slots", "running")
+def _workers(connection: Connection, job: Table, running: Sequence[dict[str, Any]]) -> list[WorkerLine]:
+    names = ("id", "host", "pid", "version", "topics", "slots")
+    held = Counter(row["worker"] for row in running) if len(running) < RUNNING else None
     return [
-        WorkerLine(**{name: row[name] for name in names}, unseen=float(row["unseen"]))
+        WorkerLine(
+            **{name: row[name] for name in names},
+            # It may hold more than it has slots: some wait in it for the next that comes free.
+            running=row["running"] if held is None else min(row["slots"], held[row["id"]]),
+            unseen=float(row["unseen"]),
+        )
         for row in connection.execute(presence.workers(job)).mappings()
         if row["is_live"]
     ]

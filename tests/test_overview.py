@@ -83,15 +83,38 @@ def test_jobs(db: Database) -> None:
     ]
 
 
+def announce(db: Database, worker: str, believed: float, slots: int = 4, running: int = 0) -> None:
+    constant = {"its_id": worker, "its_host": "h", "its_pid": 1, "its_version": "1", "its_slots": slots}
+    current = {"topics": ["mail"], "running": running, "believed": believed, "reaps_in": None}
+    with db.engine.begin() as connection:
+        connection.execute(presence.announce(JOB, db.name), constant | current)
+
+
 def test_workers(db: Database) -> None:
     """Workers that are to be believed are listed, and those that were not seen for long are not."""
-    for name, believed in (("here", 60.0), ("gone", -1.0)):
-        constant = {"its_id": name, "its_host": "h", "its_pid": 1, "its_version": "1", "its_slots": 4}
-        current = {"topics": ["mail"], "running": 3, "believed": believed, "reaps_in": None}
-        with db.engine.begin() as connection:
-            connection.execute(presence.announce(JOB, db.name), constant | current)
+    announce(db, "here", 60.0)
+    announce(db, "gone", -1.0)
     [worker] = seen(db).workers
-    assert (worker.id, worker.slots, worker.running, worker.topics) == ("here", 4, 3, ["mail"])
+    assert (worker.id, worker.slots, worker.running, worker.topics) == ("here", 4, 0, ["mail"])
+
+
+@pytest.mark.parametrize("slots, jobs, busy", [(4, 0, 0), (4, 3, 3), (4, 6, 4)])
+def test_busy_slots_are_those_of_the_jobs_that_run(db: Database, slots: int, jobs: int, busy: int) -> None:
+    """How many slots are busy fits the running jobs of the same look, whatever the worker has announced before."""
+    put(db, "mail", 6)
+    claim(db, "mail", jobs)
+    announce(db, "w", 60.0, slots, running=1)
+    now = seen(db)
+    assert (len(now.running), now.workers[0].running) == (jobs, busy)
+
+
+def test_busy_slots_where_too_much_runs(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where more jobs run than a look lists, a worker's own word stands for what it is busy with."""
+    monkeypatch.setattr("brooq_sa.overview.RUNNING", 2)
+    put(db, "mail", 3)
+    claim(db, "mail", 3)
+    announce(db, "w", 60.0, running=1)
+    assert seen(db).workers[0].running == 1
 
 
 @pytest.mark.parametrize("is_analyzed", [False, True])
