@@ -174,7 +174,9 @@ def _not_found(connection: Connection, job: Table, job_id: uuid.UUID, may_look: 
         notes.append(f"Prepared and not committed: {_listed(map(_prepared, prepared))}.")
     if not notes:
         notes.append(f"No other transaction that is open has written to table {job.fullname!r}.")
-    cure = "Ask again once they have ended." if writers or prepared else "Look where it was enqueued for a rollback."
+    count = len(writers) + len(prepared)
+    ended = "it has ended" if count == 1 else "they have ended"
+    cure = f"Ask again once {ended}." if count else "Look where it was enqueued for a rollback."
     facts: dict[str, Any] = {"writers": writers, "prepared": prepared}
     return Why(job_id, Reason.NOT_FOUND, sentence, tuple(notes), facts, cure)
 
@@ -410,7 +412,7 @@ class _Asking:
         if not self._is_overdue or not all(map(_is_late, self._with_room)):
             return None
         self._note_ahead()
-        self._cure = "See whether they still run, and what their logs say; else start a worker."
+        self._cure = f"See whether they still run, and what their logs say; else start a worker.{self._locked_file()}"
         late = " ".join(self._of_the_late())
         return Reason.WORKERS_LATE, f"It has been due for {self._overdue}, and whoever has free slots is late. {late}"
 
@@ -423,8 +425,26 @@ class _Asking:
         prompt = [each for each in self._with_room if not _is_late(each)] or self._with_room
         names = _listed(each["id"] for each in prompt)
         if self._is_overdue and not self._facts["ahead"]:
-            self._cure = "Ask again; if it is still here, look into the log of that worker, and at `brooq-sa doctor`."
+            self._cure = (
+                "Ask again; if it is still here, look into the log of that worker, and at `brooq-sa doctor`."
+                f"{self._locked_file()}"
+            )
+            self._notes += [
+                f"When {each['id']} was last seen, {_long(each['unseen'])} ago, all of its slots were taken."
+                " The handler of a job that was canceled keeps its slot until it hears of that."
+                for each in prompt
+                if each["running"] >= each["slots"]
+            ][:NAMED]
         return Reason.NEXT, f"It has been due for {self._overdue}, and {free}: {names} will take it at the next look."
+
+    def _locked_file(self) -> str:
+        """What nothing in a SQLite file tells: who writes to it just now."""
+        if self._connection.dialect.name != "sqlite":
+            return ""
+        return (
+            ' "database is locked" in a log means that an open transaction of some process has written to the file, and'
+            " keeps all others from that: end it."
+        )
 
     @property
     def _is_overdue(self) -> bool:

@@ -146,6 +146,31 @@ def test_to_be_taken_next(db: Database) -> None:
     assert answer.sentence.endswith("2 slots are free: w-1 will take it at the next look.")
 
 
+def test_free_slots_that_a_worker_has_not_told_of(db: Database) -> None:
+    """A job that no one takes although slots look free may wait for the handler of a canceled one: that is told."""
+    job_id = put_one(db)
+    announce(db, "w-1", TOPIC)
+    db.shift_clock(timedelta(seconds=IN_NO_TIME + 5))
+    announce(db, "w-1", TOPIC)
+    assert ask(db, job_id).notes == ()
+    db.execute("UPDATE job_worker SET running = slots")
+    answer = ask(db, job_id)
+    assert answer.reason == Reason.NEXT
+    assert re.match(r"When w-1 was last seen, \S+ ago, all of its slots were taken\.", answer.notes[0])
+
+
+def test_a_file_that_somebody_has_locked(sqlite: Database) -> None:
+    """Nothing in a SQLite file tells who writes to it; what to look for is told where nobody takes a job in time."""
+    job_id = put_one(sqlite)
+    sqlite.shift_clock(timedelta(seconds=IN_NO_TIME + 5))
+    announce(sqlite, "w-1", TOPIC)
+    assert '"database is locked" in a log' in ask(sqlite, job_id).cure
+    crashed_unnoticed(sqlite, "w-1", TOPIC)
+    answer = ask(sqlite, job_id)
+    assert answer.reason == Reason.WORKERS_LATE
+    assert '"database is locked" in a log' in answer.cure
+
+
 def crashed_unnoticed(db: Database, worker: str, *topics: str, slots: int = 1) -> None:
     """A worker that is believed for 45 seconds after its last word, and was last heard of 30 seconds ago."""
     announce(db, worker, *topics, slots=slots, believed=45.0, reaps_in=-1.0)
