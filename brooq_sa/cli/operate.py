@@ -247,7 +247,8 @@ def _all(url: str, job: Any, move: str, moved: str, as_json: bool, *, dry_run: b
         fit = {str(state): count for state, count in preview.counts.items()}
         print_json({"fit": fit, "moved": tally.moved, "left": tally.left})
     elif preview.total and not dry_run:
-        left = f", {tally.left:,} left as they were: changed, locked or referred to" if tally.left else ""
+        as_before = "it was" if tally.left == 1 else "they were"
+        left = f", {tally.left:,} left as {as_before}: changed, locked or referred to" if tally.left else ""
         click.echo(f"{tally.moved:,} {moved}{left}.")
     if tally.left:
         raise click.exceptions.Exit(REFUSED)

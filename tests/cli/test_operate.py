@@ -107,6 +107,13 @@ def test_what_changed_before_its_batch_is_counted(
     assert db.states().count("done") == 2
 
 
+def test_one_that_is_left(brooq: Any, db: Database, dead: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job is told of as one."""
+    db.execute("DELETE FROM job WHERE id <> (SELECT id FROM job LIMIT 1)")
+    monkeypatch.setattr(module, "_move_ids", lambda *_: [])
+    assert "0 retried, 1 left as it was: " in brooq("retry", "--state", "dead", "--yes").stdout
+
+
 def test_interrupted(brooq: Any, db: Database, dead: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C keeps what was moved, says how many, and the same command goes on."""
     monkeypatch.setattr(module, "BATCH", 2)
