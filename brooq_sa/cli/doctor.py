@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--retention-ttl",
     envvar="QUEUE_RETENTION_TTL",
     show_envvar=True,
-    default="720h",
+    default="30d",
     show_default=True,
     metavar="DURATION",
     help="How long your workers keep jobs that have ended; 0 is for ever.",
