@@ -45,7 +45,7 @@ class Places:
         self._places: dict[str, Place] = {}
         self._is_from_start = True
         self._looks = 0
-        self._looked_at = -math.inf
+        self._ended_at = -math.inf
         self._quick: float | None = None
         self._start_again_at = 0.0
 
@@ -53,8 +53,7 @@ class Places:
         """Where the next claim is to begin, by topic; topics without an entry, and all of none, at the start."""
         self._looks += 1
         # A sample is only for where looks are frequent: what it misses, the next one finds.
-        is_sample = self._looks % SAMPLE == 0 and now - self._looked_at < BRIEFLY
-        self._looked_at = now
+        is_sample = self._looks % SAMPLE == 0 and now - self._ended_at < BRIEFLY
         self._is_from_start = not self._places or (now >= self._start_again_at and not is_sample)
         return {} if self._is_from_start else self._places
 
@@ -75,6 +74,7 @@ class Places:
             is_ahead: whether it was to take more than there were free slots.
             seconds: that it took.
         """
+        self._ended_at = now
         if not self._is_from_start:
             self._quick = seconds
         elif self._quick is not None and seconds > SLOW * self._quick:
