@@ -74,9 +74,10 @@ class Ledger:
     @contextmanager
     def trouble(self, what: str) -> Iterator[None]:
         """The handler does something to its whole process while the block runs."""
-        began = now()
+        number = self._write("trouble", what, os.environ[NAME], now(), None)  # first: it may be killed in the middle
         yield
-        self._write("trouble", what, os.environ[NAME], began, now())
+        with self._lock:
+            self._file.execute("UPDATE trouble SET ended = ? WHERE rowid = ?", (now(), number))
 
     def close(self) -> None:
         self._file.close()
@@ -158,6 +159,7 @@ def read(folder: Path) -> Evidence:
             evidence.promises.append(Promise(job, topic, bool(is_new), answer))
         query = "SELECT job, attempt, worker, topic, how FROM run LEFT JOIN ended ON run = number"
         evidence.runs += [Run(*row) for row in file.execute(query)]
-        evidence.troubles += [Trouble(*row) for row in file.execute("SELECT * FROM trouble")]
+        troubles = file.execute("SELECT what, who, began, ifnull(ended, 9e999) FROM trouble")
+        evidence.troubles += [Trouble(*row) for row in troubles]
         file.close()
     return evidence
