@@ -75,14 +75,16 @@ class _Sent:
     """A topic's last notification.
 
     Attributes:
-        at: when it was sent; by the monotonic clock, like `committed_at`.
-        committed_at: when jobs were last committed.
-        spared: how many commits have sent none since.
+        at: when it was sent; by the monotonic clock, like `spared_at`.
+        spared_at: when one was last spared.
+        spared: how many transactions have sent none since.
+        spared_by: the last one's connection: what one transaction enqueues is seen together, and counts once.
     """
 
     at: float
-    committed_at: float
+    spared_at: float
     spared: int = 0
+    spared_by: weakref.ref[object] | None = None
 
 
 class _Limiter:
@@ -94,24 +96,21 @@ class _Limiter:
         self._sent: dict[tuple[str, str], _Sent] = {}
         self._lock = threading.Lock()
 
-    def allows(self, name: str, topic: str) -> bool:
+    def allows(self, name: str, topic: str, connection: object) -> bool:
         now = time.monotonic()
         with self._lock:
             last = self._sent.get((name, topic))
             if last is None:
                 return True
-            is_flood = last.spared >= FLOOD and now - last.committed_at < SPACING
-            return now - last.at >= (FLOOD_SPACING if is_flood else SPACING)
+            is_flood = last.spared >= FLOOD and now - last.spared_at < SPACING
+            is_allowed = now - last.at >= (FLOOD_SPACING if is_flood else SPACING)
+            if not is_allowed and (last.spared_by is None or last.spared_by() is not connection):
+                last.spared, last.spared_at, last.spared_by = last.spared + 1, now, weakref.ref(connection)
+            return is_allowed
 
-    def count(self, name: str, topic: str, *, is_sent: bool) -> None:
-        """Jobs of the topic have been committed, with a notification or without."""
+    def count(self, name: str, topic: str) -> None:
         now = time.monotonic()
         with self._lock:
-            if not is_sent:
-                if last := self._sent.get((name, topic)):
-                    last.committed_at = now
-                    last.spared += 1
-                return
             self._sent[name, topic] = _Sent(now, now)
             if len(self._sent) > self.MOST:  # topics may be made up without end
                 self._sent = {each: last for each, last in self._sent.items() if now - last.at < FLOOD_SPACING}
@@ -122,7 +121,6 @@ class _Pending:
 
     def __init__(self, connection: Connection) -> None:
         self.notified: set[tuple[str, str]] = set()
-        self.spared: set[tuple[str, str]] = set()
         self.enqueued: set[Table] = set()
         self.canceled: set[tuple[Table, uuid.UUID]] = set()
         event.listen(connection, "commit", self._tell)
@@ -132,8 +130,8 @@ class _Pending:
         event.listen(connection, "rollback_savepoint", self._forget_notified)
 
     def _tell(self, *_: Any) -> None:
-        for name, topic in self.notified | self.spared:
-            _limiter.count(name, topic, is_sent=(name, topic) in self.notified)
+        for name, topic in self.notified:
+            _limiter.count(name, topic)
         enqueued, canceled = list(self.enqueued), list(self.canceled)
         self._forget()
         for table in enqueued:
@@ -145,7 +143,6 @@ class _Pending:
 
     def _forget(self, *_: Any) -> None:
         self.notified.clear()
-        self.spared.clear()
         self.enqueued.clear()
         self.canceled.clear()
 
@@ -168,14 +165,13 @@ def can_notify(connection: Connection) -> bool:
 def may_notify(connection: Connection, table: Table, topic: str) -> bool:
     """Whether an enqueue of this topic is to send a notification, and not to leave it to one just sent."""
     name = channel(table)
-    if not can_notify(connection):
+    if not _limiter.allows(name, topic, connection) or not can_notify(connection):
         return False
-    pending = _pending_on(connection)
-    if (name, topic) in pending.notified:
+    notified = _pending_on(connection).notified  # made only for who sends: it listens to the connection's events
+    if (name, topic) in notified:
         return False
-    is_allowed = _limiter.allows(name, topic)
-    (pending.notified if is_allowed else pending.spared).add((name, topic))
-    return is_allowed
+    notified.add((name, topic))
+    return True
 
 
 def listen(table: Table, ear: Ear) -> None:

@@ -172,6 +172,9 @@ def test_a_cancel_in_the_same_process_is_heard_at_once(db: Database) -> None:
         wait_until(lambda: CAUSES == [StopCause.CANCELED], timeout=10, what="the handler being told")
 
 
+class SomeConnection: ...
+
+
 class Pacing:
     """A limiter, and a clock that the test moves; every notification that may be sent is, and commits."""
 
@@ -184,9 +187,10 @@ class Pacing:
 
     def enqueue(self) -> bool:
         """Commit a job; whether its own notification is sent."""
-        is_sent = self.limiter.allows(*self.TOPIC)
-        self.limiter.count(*self.TOPIC, is_sent=is_sent)
-        return is_sent
+        if not self.limiter.allows(*self.TOPIC, SomeConnection()):
+            return False
+        self.limiter.count(*self.TOPIC)
+        return True
 
     def sent(self, seconds: float, every: float) -> list[float]:
         """When notifications were sent, from now on for so long, while jobs come at that interval."""
@@ -209,11 +213,12 @@ def test_each_job_of_a_trickle_sends_its_own(pacing: Pacing) -> None:
 
 
 def test_many_jobs_of_one_transaction_are_no_flood(pacing: Pacing) -> None:
-    """They become visible together; what is asked for before a commit counts once, with it."""
+    """They become visible together; what one asks for counts once."""
     pacing.enqueue()
-    assert not any(pacing.limiter.allows(*pacing.TOPIC) for _ in range(100))
+    connection = SomeConnection()
+    assert not any(pacing.limiter.allows(*pacing.TOPIC, connection) for _ in range(100))
     pacing.now += wake.SPACING + 1e-6
-    assert pacing.limiter.allows(*pacing.TOPIC)
+    assert pacing.limiter.allows(*pacing.TOPIC, connection)
 
 
 def test_few_jobs_at_once_are_no_flood(pacing: Pacing) -> None:
