@@ -283,7 +283,10 @@ def _ago(clock: datetime, age: timedelta) -> datetime:
 
 
 def move_one(job: Table, move: Move, connection: Connection, job_id: uuid.UUID) -> MoveResult:
-    """Move one job, in the caller's transaction; what it did."""
+    """Move one job, in the caller's transaction; what it did.
+
+    Where somebody has locked its row, it waits for them, as long as the transaction's `lock_timeout` says.
+    """
     for _ in range(2):
         state = connection.execute(select(job.c.state).where(job.c.id == job_id)).scalar()
         if state is None:
@@ -292,6 +295,9 @@ def move_one(job: Table, move: Move, connection: Connection, job_id: uuid.UUID) 
             return MoveResult.REFUSED
         if _move_ids(connection, job, move, State(state), [job_id]):
             return MoveResult.MOVED
+        connection.execute(
+            select(job.c.id).where(job.c.id == job_id).with_for_update()
+        )  # the move skips what is locked
     return MoveResult.NOT_NEEDED if move is Move.RUN_NOW else MoveResult.REFUSED
 
 

@@ -99,6 +99,8 @@ def _say_what_is_next(project: Project, *, has_changed: bool) -> None:
             raise Failure("Alembic still does not see the branch 'brooq'. Please report this, with the diff above.")
         command = upgrade_command(project)
     click.echo(f"{'Done' if has_changed else 'Nothing to do'}. Next: {command}, then brooq-sa alembic check")
+    if has_changed:
+        click.echo("From now on 'alembic upgrade heads' is what brings up both; 'head' alone may be ambiguous.")
 
 
 @alembic.command(

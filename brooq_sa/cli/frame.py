@@ -72,9 +72,10 @@ def lines(seen: Overview, view: View, width: int, height: int | None = None) -> 
     marks = "".join(
         (f"  only topics with {view.wanted!r}" if view.wanted else "", "  HELD: p goes on" if view.is_held else "")
     )
+    at_work = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}, {busy}/{slots} busy"
     frame = [
         f"brooq-sa top  {seen.at:%H:%M:%S} UTC{marks}",
-        f"{about}{_count(ready)} ready, {about}{_count(running)} running; {len(workers)} workers, {busy}/{slots} busy",
+        f"{about}{_count(ready)} waiting, {about}{_count(running)} running; {at_work}",
         "",
         *_table(
             _TOPICS,
@@ -123,7 +124,7 @@ def _bottom(seen: Overview, view: View) -> str:
 
 _TOPICS = (
     Column("topic"),
-    *(Column(name, width, is_right=True) for name, width in (("ready", 7), ("running", 7), ("dead", 7))),
+    *(Column(name, width, is_right=True) for name, width in (("waiting", 7), ("running", 7), ("dead", 7))),
     *(Column(name, 7, is_right=True) for name in ("oldest", "ended/s", "p95")),
 )
 _WORKERS = (

@@ -60,7 +60,7 @@ def _filters(takes: Sequence[State]) -> Callable[[F], F]:
     examples=(f"cancel {ID}", "cancel --topic email.receipt --older-than 2h --dry-run"),
     exit_codes={
         DONE: "each is canceled, or told to stop; or, with --dry-run, nothing was done",
-        REFUSED: f"one was too late or is not there, the others were canceled; {BY_FILTER}",
+        REFUSED: f"one was too late, is locked or is not there, the others were canceled; {BY_FILTER}",
     },
 )
 @where
@@ -76,8 +76,8 @@ def cancel(url: str, schema: str | None, table: str, job_ids: Sequence[uuid.UUID
     Without IDs, all jobs that fit every filter are canceled, after a look at how many these are and a question: those
     that wait and those that run, unless --state says otherwise. Run it again to go on where it was interrupted.
 
-    With --json and IDs, one object a line: `id` and `result` (canceled, told to stop, too late, not found). With --json
-    and filters, one object: `fit`, by state, `moved` and `left`.
+    With --json and IDs, one object a line: `id` and `result` (canceled, told to stop, too late, not found,
+    locked). With --json and filters, one object: `fit`, by state, `moved` and `left`.
     """
     from brooq_sa.states import CancelResult
     from brooq_sa.store import JobStore
@@ -95,7 +95,7 @@ def cancel(url: str, schema: str | None, table: str, job_ids: Sequence[uuid.UUID
     examples=(f"retry {ID}", "retry --topic email.receipt --error 'Connection refused' --newer-than 6h"),
     exit_codes={
         DONE: "each is pending, or was pending or running already; or, with --dry-run, nothing was done",
-        REFUSED: f"one is done or is not there, the others were sent; {BY_FILTER}",
+        REFUSED: f"one is done, is locked or is not there, the others were sent; {BY_FILTER}",
     },
 )
 @where
@@ -110,8 +110,8 @@ def retry(url: str, schema: str | None, table: str, job_ids: Sequence[uuid.UUID]
     Without IDs, all jobs that fit every filter are sent, after a look at how many these are and a question: failed and
     dead ones, unless --state says otherwise. Run it again to go on where it was interrupted.
 
-    With --json and IDs, one object a line: `id` and `result` (retried, not needed, refused, not found). With --json and
-    filters, one object: `fit`, by state, `moved` and `left`.
+    With --json and IDs, one object a line: `id` and `result` (retried, not needed, refused, not found,
+    locked). With --json and filters, one object: `fit`, by state, `moved` and `left`.
     """
     from brooq_sa.states import RetryResult
     from brooq_sa.store import JobStore
@@ -130,7 +130,7 @@ def retry(url: str, schema: str | None, table: str, job_ids: Sequence[uuid.UUID]
     examples=(f"run-now {ID}", "run-now --topic email.receipt --state failed"),
     exit_codes={
         DONE: "each is due, or was due already; or, with --dry-run, nothing was done",
-        REFUSED: f"one runs, has ended or is not there, the others are due; {BY_FILTER}",
+        REFUSED: f"one runs, has ended, is locked or is not there, the others are due; {BY_FILTER}",
     },
 )
 @where
@@ -145,8 +145,8 @@ def run_now(
     Without IDs, all jobs that fit every filter are made due, after a look at how many these are and a question. Run it
     again to go on where it was interrupted.
 
-    With --json and IDs, one object a line: `id` and `result` (moved, not needed, refused, not found). With --json and
-    filters, one object: `fit`, by state, `moved` and `left`.
+    With --json and IDs, one object a line: `id` and `result` (moved, not needed, refused, not found,
+    locked). With --json and filters, one object: `fit`, by state, `moved` and `left`.
     """
     from brooq_sa.bulk import Move, MoveResult, move_one
 
@@ -163,7 +163,7 @@ def run_now(
     examples=(f"delete {ID}", "delete --state dead --older-than 7d --yes"),
     exit_codes={
         DONE: "each is deleted; or, with --dry-run, nothing was done",
-        REFUSED: f"one runs or is not there, the others are deleted; {BY_FILTER}",
+        REFUSED: f"one runs, is locked or is not there, the others are deleted; {BY_FILTER}",
     },
 )
 @where
@@ -177,8 +177,8 @@ def delete(url: str, schema: str | None, table: str, job_ids: Sequence[uuid.UUID
     that have ended, unless --state says otherwise. Run it again to go on where it was interrupted. A job that a foreign
     key refers to is left.
 
-    With --json and IDs, one object a line: `id` and `result` (moved, refused, not found). With --json and filters, one
-    object: `fit`, by state, `moved` and `left`.
+    With --json and IDs, one object a line: `id` and `result` (moved, refused, not found, locked). With --json and
+    filters, one object: `fit`, by state, `moved` and `left`.
     """
     from brooq_sa.bulk import Move, MoveResult, move_one
 
@@ -198,6 +198,15 @@ def _by_ids(job_ids: Sequence[uuid.UUID], given: dict[str, Any]) -> bool:
     return bool(job_ids)
 
 
+LOCK_TIMEOUT = "5s"
+"""For which a job's row may stay locked by somebody else."""
+
+LOCK_NOT_AVAILABLE = "55P03"
+
+LOCKED = "locked"
+"""What has become of a job that stayed so."""
+
+
 def _each(
     url: str,
     job: Any,
@@ -207,6 +216,8 @@ def _each(
     needs: str,
     as_json: bool,
 ) -> None:
+    from sqlalchemy.exc import DBAPIError
+
     from brooq_sa import access
 
     from .database import opened, writing
@@ -214,11 +225,20 @@ def _each(
     results = []
     with opened(url) as engine:
         for job_id in job_ids:
-            with writing(engine, job, getattr(access, needs)) as connection:
-                result = move(connection, job_id)
+            try:
+                with writing(engine, job, getattr(access, needs)) as connection:
+                    if connection.dialect.name == "postgresql":
+                        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+                    result = move(connection, job_id)
+            except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+                    raise
+                result = LOCKED
             results.append(result)
             if as_json:
                 print_json({"id": job_id, "result": str(result)})
+            elif result == LOCKED:
+                click.echo(f"{job_id}  {result} by another transaction: brooq-sa why {job_id} says whose")
             else:
                 click.echo(f"{job_id}  {result}")
     if any(result not in fine for result in results):

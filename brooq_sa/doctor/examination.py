@@ -48,6 +48,7 @@ CHECKS = (
     Check("locks", server.locks, "Nobody keeps claims out of the table.", _POSTGRESQL),
     Check("schema", tables.schema, "The tables are as migrated.", needs_tables=False),
     Check("indexes", tables.indexes, "All indexes are there and valid."),
+    Check("locks", file.locks, "The file's lock to write is to be had.", _SQLITE, needs_tables=False),
     Check("journal", file.journal, "The file is in WAL mode.", _SQLITE, needs_tables=False),
     Check("setup", file.setup, "The engine is set up for jobs.", _SQLITE, needs_tables=False),
     Check("grants", tables.grants, "This role may do all that a worker does.", _POSTGRESQL),

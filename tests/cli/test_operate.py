@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import pytest
+from sqlalchemy import select
 
 from brooq_sa import bulk as module
 from brooq_sa.cli import operate
@@ -171,6 +172,23 @@ def test_by_ids(brooq: Any, db: Database, dead: None, put: Any) -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize("db", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("command", ["cancel", "delete", "run-now"])
+def test_a_row_that_somebody_has_locked(
+    brooq: Any, db: Database, put: Any, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Is left alone after a while, with a word on how to find out who it is, and costs the others nothing."""
+    monkeypatch.setattr(operate, "LOCK_TIMEOUT", "50ms")
+    locked, free = put("a", 1, delay="1h").id, put("a", 2, delay="1h").id
+    with db.engine.begin() as connection:
+        connection.execute(select(JOB.c.id).where(JOB.c.id == locked).with_for_update())
+        result = brooq(command, str(locked), str(free))
+    assert result.exit_code == 1
+    assert f"{locked}  locked by another transaction: brooq-sa why {locked} says whose\n" in result.stdout
+    assert f"{free}  " in result.stdout
+    assert len(db.rows()) == (1 if command == "delete" else 2)
 
 
 def test_a_bar_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_once(brooq: Any, put: Any) -> None:
     put("report.build")
     result = brooq("top", "--once")
     assert result.exit_code == 0, result.output
-    assert re.match(r"brooq-sa top  \d\d:\d\d:\d\d UTC\n2 ready, 0 running; 0 workers, 0/0 busy\n", result.stdout)
+    assert re.match(r"brooq-sa top  \d\d:\d\d:\d\d UTC\n2 waiting, 0 running; 0 workers, 0/0 busy\n", result.stdout)
     assert re.search(r"^  email\.send +1 +0 +0 +\d", result.stdout, re.MULTILINE)
     filtered = brooq("top", "--once", "--topic", "email").stdout
     assert ("email.send" in filtered, "report.build" in filtered) == (True, False)

@@ -128,6 +128,17 @@ def test_the_journal(check: Any, tmp_path: Path, wal: bool) -> None:
     engine.dispose()
 
 
+def test_a_file_that_is_locked(check: Any, sqlite: Database) -> None:
+    """Somebody who holds the lock to write is found, by whoever reads and waits for nobody; an own lock is none."""
+    reading = sqlite.engine.execution_options(brooq_begin="DEFERRED")
+    assert levels(check(reading, "locks")) == [Level.OK]
+    assert levels(check(sqlite.engine, "locks")) == [Level.OK]
+    with sqlite.engine.begin():
+        [found] = check(reading, "locks")
+        assert (found.level, str(sqlite.engine.url.database) in found.cure) == (Level.FAULT, True)
+    assert levels(check(reading, "locks")) == [Level.OK]
+
+
 def test_the_setup(check: Any, sqlite: Database) -> None:
     """An engine on SQLite that nobody configured is a fault, and one without patience a warning."""
     assert levels(check(sqlite.engine, "setup")) == [Level.OK]
