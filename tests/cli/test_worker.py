@@ -26,6 +26,7 @@ from waiting import wait_until
 
 JOBS = """
 import time
+from pathlib import Path
 from brooq_sa import JobBase
 
 class AppJob(JobBase):
@@ -50,7 +51,6 @@ class Patient(AppJob, topic="patient"):
 class Look(AppJob, topic="look"):
     def run(self, claim):
         import gc, sys, threading
-        from pathlib import Path
         print(f"switches every {sys.getswitchinterval():.3f}, keeps {gc.get_freeze_count() > 10_000}", flush=True)
         print(f"looks at {gc.get_threshold()[0]:,} young objects", flush=True)
         slack = Path(f"/proc/{threading.get_native_id()}/timerslack_ns")
