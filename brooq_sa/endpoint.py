@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .log import get_logger
 
@@ -127,7 +127,7 @@ class Endpoint:
             selector.register(self._listening, selectors.EVENT_READ)
             selector.register(self._stopped, selectors.EVENT_READ)
             while True:
-                ready = [key.fileobj for key, _ in selector.select(_until_late(asking))]
+                ready: list[Any] = [key.fileobj for key, _ in selector.select(_until_late(asking))]
                 if self._stopped in ready:
                     break
                 over = [each for each in ready if each in asking and self._is_read(asking[each])]

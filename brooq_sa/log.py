@@ -203,11 +203,12 @@ def outlive_readers() -> None:
 
 def _forgiving(stream: Any, descriptor: int) -> Any:
     if stream is None:  # it was closed when Python began
-        return io.TextIOWrapper(_Forgiving(descriptor), "utf-8", write_through=True)
+        lost: Any = _Forgiving(descriptor)
+        return io.TextIOWrapper(lost, "utf-8", write_through=True)
     if not isinstance(stream, io.TextIOWrapper) or isinstance(stream.buffer, _Forgiving):
         return stream
     try:
-        raw = _Forgiving(stream.fileno())
+        raw: Any = _Forgiving(stream.fileno())
         stream.flush()
     except (OSError, ValueError):  # closed, or no file but something of somebody's own
         return stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +17,6 @@ from .options import json_option, table_named, where
 from .printing import clean, compact, first_line, indented, plain, print_json, print_table, relative, stamp, words
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from sqlalchemy import RowMapping
 
 FAILED = "the database refused, or has no such table"
@@ -212,7 +211,7 @@ def _print_in_full(row: RowMapping) -> None:
             continue
         if name == "progress":
             value = read(value, row["attempts"])  # noqa: PLW2901 - as people read it
-        shown = f"{stamp(value)}, {relative(value, now)}" if hasattr(value, "utcoffset") else value
+        shown = f"{stamp(value)}, {relative(value, now)}" if isinstance(value, datetime) else value
         click.echo(f"{name:<{width}}  {'' if shown is None else clean(shown)}".rstrip())
     _print_block("payload", indented(row["payload_text"]))
     if row["last_error"] is not None:

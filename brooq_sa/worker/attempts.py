@@ -116,7 +116,7 @@ async def run_async(
     if claim._is_lost:
         return _never_begun(assignment)
     loop = loop or asyncio.get_running_loop()
-    claim._interrupted_by(partial(loop.call_soon_threadsafe, _cancel, asyncio.current_task(loop), claim))
+    claim._interrupted_by(partial(_cancel_soon, loop, asyncio.current_task(loop), claim))
     bind(claim.id, claim.topic, claim.attempt, claim.worker)
     assignment.begin()
     while True:
@@ -141,6 +141,10 @@ async def run_async(
             await _close_async(claim, claim._close())
         claim._interrupt = None  # which knows the claim: left there, each job would be one for the garbage collector
         return Finished(claim, outcome, _elapsed(assignment), is_written)
+
+
+def _cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None, claim: AsyncClaim) -> None:
+    loop.call_soon_threadsafe(_cancel, task, claim)
 
 
 def _cancel(task: asyncio.Task[Any] | None, claim: AsyncClaim) -> None:
