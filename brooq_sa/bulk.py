@@ -287,7 +287,7 @@ def move_one(job: Table, move: Move, connection: Connection, job_id: uuid.UUID) 
 
     Where somebody has locked its row, it waits for them, as long as the transaction's `lock_timeout` says.
     """
-    for _ in range(2):
+    for is_last in (False, True):
         state = connection.execute(select(job.c.state).where(job.c.id == job_id)).scalar()
         if state is None:
             return MoveResult.NOT_FOUND
@@ -295,9 +295,8 @@ def move_one(job: Table, move: Move, connection: Connection, job_id: uuid.UUID) 
             return MoveResult.REFUSED
         if _move_ids(connection, job, move, State(state), [job_id]):
             return MoveResult.MOVED
-        connection.execute(
-            select(job.c.id).where(job.c.id == job_id).with_for_update()
-        )  # the move skips what is locked
+        if not is_last:  # the move skips a row that is locked, and this does not
+            connection.execute(select(job.c.id).where(job.c.id == job_id).with_for_update())
     return MoveResult.NOT_NEEDED if move is Move.RUN_NOW else MoveResult.REFUSED
 
 

@@ -172,7 +172,7 @@ class _Claim(Generic[S]):
             note: what it is at, in up to 200 characters.
 
         Raises:
-            OptionError: a number that is none or is negative, or a note that is no text.
+            OptionError: a number that is none, or not from 0 to 1e15; or a note that is no text.
         """
         told, self._progress = self._progress, checked(done, total, note)
         if told is self._reported:  # or who writes it knows already that there is something new

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from . import sqlite
@@ -357,6 +357,12 @@ def is_read_committed(connection: Connection, default: str | None) -> bool:
     return level == 1 or str(getattr(level, "name", level)).replace("_", " ").lower() == "read committed"
 
 
+def without_statement(error: BaseException) -> BaseException:
+    """What to show of an error: SQLAlchemy's own text has the statement and its parameters in it."""
+    cause = error.orig if isinstance(error, StatementError) else None
+    return error if cause is None else cause
+
+
 def is_about_rows(error: BaseException) -> bool:
     """Whether what failed are the rows or the values at hand, so that other statements may well succeed.
 
@@ -379,6 +385,11 @@ def is_refused(error: BaseException) -> bool:
 def is_statement_timeout(error: DBAPIError) -> bool:
     """Whether the server ended the statement because it took too long."""
     return _sqlstate(error) == "57014"
+
+
+def is_lock_timeout(error: DBAPIError) -> bool:
+    """Whether somebody else's lock was in the way for longer than `lock_timeout`."""
+    return _sqlstate(error) == "55P03"
 
 
 def is_passing(error: DBAPIError) -> bool:

@@ -17,7 +17,7 @@ from .exc import OptionError
 from .failure import clean_text
 
 MOST = 1e15
-"""The largest number, up to which floats are exact."""
+"""The largest number; up to there a float tells whole numbers apart."""
 
 LONGEST_NOTE = 200
 """Characters."""
@@ -56,7 +56,7 @@ def checked(done: object, total: object = None, note: object = None) -> Progress
     """What a handler tells, in the form that every database stores.
 
     Raises:
-        OptionError: a number that is none, is negative or has no end; a note that is no text.
+        OptionError: a number that is none, or not from 0 to `MOST`; a note that is no text.
     """
     if note is not None and not isinstance(note, str):
         raise OptionError(f"The progress's note is {note!r:.100}. Give a text, or None.")

@@ -23,6 +23,7 @@ from brooq_sa.engines import (
     is_refused,
     sibling,
     sync_engine,
+    without_statement,
 )
 from brooq_sa.exc import UsageError
 from databases import Database
@@ -327,3 +328,15 @@ def test_errors_are_told_apart(error: DBAPIError, about_rows: bool, refused: boo
 def test_a_value_that_cannot_be_bound_is_refused(error: Exception) -> None:
     """It never reached the database."""
     assert (is_about_rows(error), is_refused(error)) == (True, True)
+
+
+_GIVEN = ("INSERT INTO job", {"payload": "secret"}, ValueError("too long"))
+
+
+@pytest.mark.parametrize("error", [StatementError("unbound", *_GIVEN), OperationalError(*_GIVEN)])
+def test_what_is_shown_of_an_error_has_no_parameters(error: StatementError) -> None:
+    """Whether a value could not be bound or the database refused it: the cause alone is shown."""
+    assert "secret" in str(error)
+    assert str(without_statement(error)) == "too long"
+    plain = RuntimeError("plain")
+    assert without_statement(plain) is plain

@@ -201,8 +201,6 @@ def _by_ids(job_ids: Sequence[uuid.UUID], given: dict[str, Any]) -> bool:
 LOCK_TIMEOUT = "5s"
 """For which a job's row may stay locked by somebody else."""
 
-LOCK_NOT_AVAILABLE = "55P03"
-
 LOCKED = "locked"
 """What has become of a job that stayed so."""
 
@@ -219,6 +217,7 @@ def _each(
     from sqlalchemy.exc import DBAPIError
 
     from brooq_sa import access
+    from brooq_sa.engines import is_lock_timeout
 
     from .database import opened, writing
 
@@ -231,7 +230,7 @@ def _each(
                         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
                     result = move(connection, job_id)
             except DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+                if not is_lock_timeout(error):
                     raise
                 result = LOCKED
             results.append(result)

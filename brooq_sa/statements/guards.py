@@ -10,6 +10,7 @@ from sqlalchemy import (
     Integer,
     Table,
     Text,
+    Update,
     and_,
     bindparam,
     cast,
@@ -17,9 +18,10 @@ from sqlalchemy import (
     literal_column,
     null,
     select,
+    update,
 )
 
-from ..functions import ById, IdArray, entry, one_of
+from ..functions import ById, IdArray, entry, one_of, picked
 from ..schema import pause_table
 from ..states import READY, State
 
@@ -67,6 +69,20 @@ def is_held(job: Table, attempt: ColumnElement[int]) -> ColumnElement[bool]:
     """
     is_mine = job.c.locked_by.is_not_distinct_from(bindparam("worker", type_=Text()))
     return and_(is_processing(job), is_mine, job.c.attempts == attempt)
+
+
+def update_held(job: Table) -> Update:
+    """An update of those of `ids` that `worker` holds by the attempts in `entries`.
+
+    Rows that somebody else has locked are skipped, so that one of them cannot hold up the rest.
+    """
+    mine = (
+        select(job.c.id)
+        .where(is_among(job), is_held(job, attempt_given(job)))
+        .with_for_update(skip_locked=True, key_share=True)
+        .scalar_subquery()
+    )
+    return update(job).where(picked(job.c.id, mine), is_held(job, attempt_given(job)))
 
 
 def field(job: Table, name: str) -> ColumnElement[str]:

@@ -8,7 +8,7 @@ from sqlalchemy import Executable, Float, Table, and_, bindparam, case, literal_
 
 from ..functions import now, now_plus, picked
 from ..states import State
-from .guards import UNLEASED, attempt_given, is_among, is_held, is_processing, literal_state
+from .guards import UNLEASED, is_among, is_processing, literal_state, update_held
 
 
 @cache
@@ -16,21 +16,10 @@ def renew(job: Table) -> Executable:
     """Move the end of each held lease to `lease` seconds from now; yields the ids and attempts it renewed.
 
     Parameters: `ids`; `entries` with each id's `attempt`; `worker`; `lease`. Rows that somebody else has locked are
-    skipped, so that one of them cannot hold up the rest: a row that is missing from the answer is not yet a lost
-    lease, see `look`.
+    skipped: a row that is missing from the answer is not yet a lost lease, see `look`.
     """
-    mine = (
-        select(job.c.id)
-        .where(is_among(job), is_held(job, attempt_given(job)))
-        .with_for_update(skip_locked=True, key_share=True)
-        .scalar_subquery()
-    )
-    return (
-        update(job)
-        .where(picked(job.c.id, mine), is_held(job, attempt_given(job)))
-        .values(locked_until=now_plus(bindparam("lease", type_=Float())))
-        .returning(job.c.id, job.c.attempts)
-    )
+    until = now_plus(bindparam("lease", type_=Float()))
+    return update_held(job).values(locked_until=until).returning(job.c.id, job.c.attempts)
 
 
 @cache

@@ -331,7 +331,7 @@ class Child:
             lease_ends=float("inf"),  # the parent's watchdog looks after it
         )
         claim._tell = lambda is_so: self._send(Completing(is_so))
-        claim._report = lambda: self._send(Reported(claim._holding, claim._progress))
+        claim._report = lambda holding, progress: self._send(Reported(holding, progress))
         with self._lock:
             self._claim = claim
             if self._told is not None:
@@ -360,7 +360,7 @@ class _Telling(_Claim[S]):
     """A claim that says when its transaction is about to be committed: a kill would leave it in doubt."""
 
     _tell: Callable[[bool], None]
-    _report: Callable[[], None]
+    _report: Callable[[Holding, Progress], None]
     _reports_at = 0.0
     _later: threading.Timer | None = None
 
@@ -369,25 +369,30 @@ class _Telling(_Claim[S]):
         super()._settle_in(session)
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        self._progress = checked(done, total, note)
+        self._progress = told = checked(done, total, note)
         if self._later is not None:
             return  # it tells the last word
         if (left := self._reports_at - time.monotonic()) <= 0:
-            self._report_now()
+            self._report_now(told)
             return
-        later = threading.Timer(left, self._report_now)
-        later.daemon = True
-        with suppress(RuntimeError):  # no thread to be had; the next word may be told
-            later.start()
-            self._later = later
+        self._later = threading.Timer(left, self._report_later)
+        self._later.daemon = True
+        try:
+            self._later.start()
+        except RuntimeError:  # no thread to be had; the next word may be told
+            self._later = None
 
-    def _report_now(self) -> None:
-        self._later = None
+    def _report_later(self) -> None:
+        self._later = None  # first: a word that comes from now on is told by itself
+        if self._progress is not None:
+            self._report_now(self._progress)
+
+    def _report_now(self, told: Progress) -> None:
         self._reports_at = time.monotonic() + REPORT_SPACING
         if self._is_over:
             return  # and what a thread that the handler has left behind says is nobody's
         with suppress(OSError):  # the parent has gone; the other thread sees to it
-            self._report()
+            self._report(self._holding, told)
 
     def _begin_again(self) -> None:
         super()._begin_again()

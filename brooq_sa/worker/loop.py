@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from ..backoff import backoff
+from ..engines import without_statement
 from ..exc import AccessError, SchemaError
 from ..log import get_logger
 from ..observer import Observer
@@ -98,8 +99,7 @@ class Loop:
     def _failed(self, error: BaseException, pause: float) -> None:
         # The stack is worth its lines once; after that the outage is known.
         exc_info = error if self.trouble is None else None
-        # Not SQLAlchemy's own text, which has the statement and its parameters in it.
-        said = error.orig if isinstance(error, DBAPIError) else error
+        said = without_statement(error)
         self.trouble = type(said).__name__
         with suppress(Exception):  # if it is the log that fails, `trouble` alone can say so
             self.trouble += f": {said}"

@@ -10,7 +10,7 @@ from datetime import timedelta
 from sqlalchemy.exc import SQLAlchemyError
 
 from .. import __version__
-from ..engines import Reserved
+from ..engines import Reserved, without_statement
 from ..log import get_logger
 from ..statements import presence
 from ..store import JobStore
@@ -102,7 +102,7 @@ class Presence:
         try:
             work()
         except SQLAlchemyError as error:
-            self._complain(str(getattr(error, "orig", None) or error).partition("\n")[0])
+            self._complain(str(without_statement(error)).partition("\n")[0])
             return False
         self._complaint = None
         return True

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from .. import progress
-from ..engines import Reserved, is_read_committed
+from ..engines import Reserved, is_read_committed, without_statement
 from ..log import get_logger
 from ..store import Holding, JobStore
 from .heartbeat import Heartbeat
@@ -80,7 +80,8 @@ class Reporting:
                 self._is_failing = False
             except SQLAlchemyError as error:
                 if not self._is_failing:
-                    get_logger().warning("progress_not_written", worker=self._worker, error=_said(error))
+                    said = str(without_statement(error))
+                    get_logger().warning("progress_not_written", worker=self._worker, error=said)
                 self._is_failing = True
         return self._reports_at
 
@@ -98,8 +99,3 @@ class Reporting:
     def _is_unharmed(self, claim: AnyClaim) -> bool:
         """Whether the claim's own transaction can still write the outcome after another has written the row."""
         return all(is_read_committed(each, self._reserved.default_level) for each in claim._connections)
-
-
-def _said(error: SQLAlchemyError) -> str:
-    """Without SQLAlchemy's own text, which has the statement and its parameters in it."""
-    return str(error.orig if isinstance(error, DBAPIError) else error)

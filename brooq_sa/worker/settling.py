@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import StatementError
 
-from ..engines import Reserved, is_about_rows, is_refused
+from ..engines import Reserved, is_about_rows, is_refused, without_statement
 from ..events import Events, JobDone
 from ..log import get_logger
 from ..outcomes import without_text
@@ -119,8 +119,8 @@ class Settling:
                 except (StatementError, ValueError) as error:
                     if not is_about_rows(error):
                         raise
-                    reason = error.orig if isinstance(error, DBAPIError) else error
-                    get_logger().warning("outcome_postponed", error=str(reason), **about(finished.claim))
+                    said = str(without_statement(error))
+                    get_logger().warning("outcome_postponed", error=said, **about(finished.claim))
                     failed.append(finished)
                 else:
                     self._report([finished], written)

@@ -150,16 +150,24 @@ def test_a_word_is_in_the_row_within_a_moment(db: Database, is_async: bool) -> N
 
 def test_a_snapshot_of_its_own_is_spared(pg: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """While claim.session is at REPEATABLE READ nothing is written that would make its own outcome fail."""
-    ran = []
+    ran: list[Any] = []
+    tries: list[int] = []
+    write = Reporting._write
+
+    def watched(self: Reporting, *given: Any) -> None:
+        write(self, *given)
+        tries.append(1)
 
     def run(job: Any, claim: Any) -> None:
         ran.append(claim.session.execute(text("SELECT 1")).scalar())
         claim.progress(1, 2)
-        time.sleep(0.3)  # several reports long, by the spacing below
+        before = len(tries)
+        wait_until(lambda: len(tries) >= before + 2, what="reports being tried")
 
     job = job_class(run)
     job_id = put(pg, job())
     monkeypatch.setattr(module, "SPACING", 0.02)
+    monkeypatch.setattr(Reporting, "_write", watched)
     engine = pg.engine.execution_options(isolation_level="REPEATABLE READ")
     with Worker(engine, base_of(job), poll_interval="20ms"):
         wait_until(lambda: pg.row(job_id)["state"] == State.DONE)
