@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from sqlalchemy import URL, Dialect, Table
@@ -40,26 +38,18 @@ DENIED = "42501"
 """PostgreSQL's insufficient_privilege."""
 
 
-@contextmanager
-def demanding(privileges: Privileges, table: Table, dialect: Dialect, url: URL) -> Iterator[None]:
-    """Turn the database's denial of this very job table into one that says what to grant, and to whom.
-
-    Raises:
-        AccessError: in place of the denial.
-    """
-    try:
-        yield
-    except DBAPIError as error:
-        denied = next((each for each in privileges.by_table(table) if is_denied(error, each)), None)
-        if denied is None:
-            raise
-        statements = grants(privileges, table, dialect, url.username)
-        whose = f"Role {url.username!r}" if url.username else "The role of this connection"
-        raise AccessError(
-            f"{whose} may not do this in table {denied.fullname!r}: {_first_line(error)}. Have the table's owner run: "
-            + " ".join(statements),
-            statements,
-        ) from error
+def denial(error: DBAPIError, privileges: Privileges, table: Table, dialect: Dialect, url: URL) -> AccessError | None:
+    """What says what to grant, and to whom, if the error is the database's denial of this very job table."""
+    denied = next((each for each in privileges.by_table(table) if is_denied(error, each)), None)
+    if denied is None:
+        return None
+    statements = grants(privileges, table, dialect, url.username)
+    whose = f"Role {url.username!r}" if url.username else "The role of this connection"
+    return AccessError(
+        f"{whose} may not do this in table {denied.fullname!r}: {_first_line(error)}. Have the table's owner run: "
+        + " ".join(statements),
+        statements,
+    )
 
 
 def is_denied(error: DBAPIError, table: Table) -> bool:

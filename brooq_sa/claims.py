@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from .engines import is_outage, is_overlong_transaction, is_read_only
 from .exc import LeaseLost, PreserveAttempt, UsageError
 from .failure import causes, signal_in
-from .jobs import JobBase, NewJob, RawJob
+from .jobs import JobBase, RawJob
 from .observer import Observer
 from .outcomes import done
 from .progress import Progress, checked, tell_of_news
@@ -158,7 +158,7 @@ class _Claim(Generic[S]):
         the table that this claim's job is in.
         """
         self._refuse_if_over()
-        self._chained.append(check_new(NewJob(job, key, available_at, delay, priority), self._table))
+        self._chained.append(check_new(job, key, available_at, delay, priority, self._table))
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
         """Tell how far the attempt has come, for people: `show`, `top`, `enqueue --wait` and the metrics have it.

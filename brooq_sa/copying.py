@@ -4,7 +4,7 @@ That is the fastest road into PostgreSQL: it parses and stores rows while Python
 
 COPY takes the place of INSERT only where it does the same. It cannot compute a value, so rows with a delay go another
 way; it is refused on tables with row security, which is asked first (manual, "COPY": "COPY FROM is not supported for
-tables with row-level security"). SQLAlchemy does not see it: neither ``echo`` nor its cursor events show the statement.
+tables with row-level security"). SQLAlchemy does not see it (`brooq_sa.driver`).
 """
 
 from __future__ import annotations
@@ -12,31 +12,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import Connection, Table, Text, literal, select
-from sqlalchemy.exc import DBAPIError
 
+from .driver import as_sqlalchemy_tells
 from .functions import row_security_active
 
 FEWEST = 200
 """How many rows are worth it."""
 
 CHUNK = 100
-"""Rows written at once."""
-
-
-class Row(Protocol):
-    """What is copied of a job."""
-
-    @property
-    def id(self) -> uuid.UUID: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def payload(self) -> str: ...
-    @property
-    def priority(self) -> int: ...
+"""Lines written at once."""
 
 
 def can_copy(connection: Connection, table: Table) -> bool:
@@ -49,15 +36,25 @@ def can_copy(connection: Connection, table: Table) -> bool:
     return connection.execute(asked).scalar_one() is False
 
 
-def copy_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
-    """Put rows without a key, a delay or a time of their own into the table; each is sent soon after it is drawn.
+def line(job_id: uuid.UUID, topic: str, payload: str, priority: int) -> str:
+    """A job without a key, a delay or a time of its own in COPY's text format.
+
+    JSON has no tabs and line ends of its own, and topics have nothing that the format would take for its own.
+    """
+    if "\\" in payload:
+        payload = payload.replace("\\", "\\\\")
+    return f"{job_id.hex}\t{topic}\t{payload}\t{priority}\n"
+
+
+def copy_lines(connection: Connection, table: Table, lines: Iterable[str]) -> None:
+    """Put the jobs of such lines into the table; each is sent soon after it is drawn.
 
     Raises:
         sqlalchemy.exc.DBAPIError: as a statement executed by SQLAlchemy would.
     """
     statement = f"COPY {name_of(connection, table)} (id, topic, payload, priority) FROM STDIN"
     driver_connection: Any = connection.connection.driver_connection
-    lines = map(_line, rows)
+    lines = iter(lines)
     refusal: BaseException | None = None
     try:
         with driver_connection.cursor() as cursor, cursor.copy(statement) as copy:
@@ -75,7 +72,7 @@ def copy_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None
     except connection.dialect.loaded_dbapi.Error as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None
-        raise _as_sqlalchemy_tells(error, statement, connection) from error
+        raise as_sqlalchemy_tells(error, statement, connection) from error
     if refusal is not None:
         raise refusal
 
@@ -91,29 +88,3 @@ def name_of(connection: Connection, table: Table) -> str:
     schema = mapped.get(table.schema, table.schema)
     name = preparer.quote(table.name)
     return name if schema is None else f"{preparer.quote_schema(schema)}.{name}"
-
-
-def _line(row: Row) -> str:
-    return f"{row.id.hex}\t{_escaped(row.topic)}\t{_escaped(row.payload)}\t{row.priority}\n"
-
-
-def _escaped(text: str) -> str:
-    """Text for COPY's text format. JSON has no tabs and line ends of its own, and topics have none at all."""
-    return text.replace("\\", "\\\\") if "\\" in text else text
-
-
-def _as_sqlalchemy_tells(error: Any, statement: str, connection: Connection) -> DBAPIError:
-    dbapi_connection: Any = connection.connection.dbapi_connection
-    is_disconnect = connection.dialect.is_disconnect(error, dbapi_connection, None)
-    if is_disconnect:
-        connection.invalidate(error)
-    told: Any = DBAPIError.instance(
-        statement,
-        (),
-        error,
-        connection.dialect.loaded_dbapi.Error,
-        hide_parameters=True,
-        connection_invalidated=is_disconnect,
-        dialect=connection.dialect,
-    )
-    return told  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """Job objects to JSON text and back, strict both ways.
 
 What an enqueue accepts is what a claim gives back, on either database: every value is encoded, read again as its
-field's type, and compared. What JSON or PostgreSQL's ``jsonb`` cannot hold is refused before any SQL is sent, with the
-path of the value.
+field's type, and compared, unless the types of its fields alone say that it comes back. What JSON or PostgreSQL's
+``jsonb`` cannot hold is refused before any SQL is sent, with the path of the value.
 
 Differences that remain between the databases (``jsonb`` keeps numbers as ``numeric``, and objects without order) are
 listed in ``docs/databases.md``.
@@ -15,8 +15,9 @@ import binascii
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, time
+from operator import attrgetter
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -37,8 +38,10 @@ _LARGE = 1e16
 _EXPONENT = re.compile(rb"[0-9]e[0-9]")
 _NUL = b"\\u0000"
 
+_LOWEST, _HIGHEST = INTEGERS[0], INTEGERS[-1]
+
 _PLAIN = (str, int, bool, type(None))
-"""Field types whose values JSON holds as they are; what is wrong with one shows when it is read again."""
+"""Field types whose values JSON holds as they are."""
 
 BYTES_KEY = "$bytes"
 """A raw job's bytes are stored as ``{"$bytes": "<base64>"}``."""
@@ -61,8 +64,7 @@ class Codec:
     def __init__(self, topic: str, payload_type: Any) -> None:
         self.topic = topic
         self._decoder = msgspec.json.Decoder(payload_type, strict=True)
-        self._is_plain = _is_plain(payload_type)
-        self._integers = _integers(payload_type) if self._is_plain else ()
+        self._plain = _PlainFields(payload_type) if _is_plain(payload_type) else None
 
     def encode(self, value: Any) -> str:
         """The JSON text of a value.
@@ -70,7 +72,7 @@ class Codec:
         Raises:
             PayloadError: a value inside cannot be carried, or would come back as something else.
         """
-        if self._is_plain and (text := self._encode_plain(value)) is not None:
+        if self._plain is not None and (text := self._encode_plain(value, self._plain)) is not None:
             return text
         try:
             plain = msgspec.to_builtins(value, builtin_types=(datetime, time), str_keys=False)
@@ -93,19 +95,18 @@ class Codec:
             raise PayloadError(self.topic, "$", str(error)) from error
         return text
 
-    def _encode_plain(self, value: Any) -> str | None:
+    def _encode_plain(self, value: Any, fields: _PlainFields) -> str | None:
         """The JSON text of a value whose fields are all plain; None if anything about it is to be looked at closely."""
         try:
-            encoded = _encoder.encode(value)
-            if _NUL in encoded or len(encoded) > MAX_BYTES or self._decoder.decode(encoded) != value:
+            if not fields.fit(value):
                 return None
-            for name in self._integers:
-                number = getattr(value, name)
-                # The type first: a range looks at each of its numbers for what is no plain int.
-                if number is not None and (type(number) is not int or number not in INTEGERS):
-                    return None
+            encoded = _encoder.encode(value)
+            if _NUL in encoded or len(encoded) > MAX_BYTES:
+                return None
+            if fields.are_changed and self._decoder.decode(encoded) != value:
+                return None
             return encoded.decode()
-        except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
+        except (AttributeError, TypeError, ValueError, OverflowError, msgspec.ValidationError):
             return None
 
     def decode(self, text: str) -> Any:
@@ -130,6 +131,70 @@ class Codec:
 _encoder = msgspec.json.Encoder()
 
 
+class _PlainFields:
+    """The fields of a dataclass, all of `_PLAIN` types.
+
+    A value of exactly such a type is read from JSON as it was written, so that it need not be read to know that.
+
+    Attributes:
+        are_changed: whether reading may do more than to set them, or refuse what their types allow.
+    """
+
+    def __init__(self, payload_type: Any) -> None:
+        fields = dataclasses.fields(payload_type)
+        hints = get_type_hints(payload_type)
+        self._class = payload_type
+        self._allowed = [_alternatives(hints[field.name]) for field in fields]
+        self._values = _reader([field.name for field in fields])
+        self._known: dict[tuple[type, ...], tuple[int, ...]] = {}  # what has been seen, and where integers are in it
+        self.are_changed = (
+            hasattr(payload_type, "__post_init__")
+            or not all(field.init for field in fields)
+            or hints != get_type_hints(payload_type, include_extras=True)
+        )
+
+    def fit(self, value: Any) -> bool:
+        """Whether the value is of the class, each of its fields of exactly a type that it may have, integers in range.
+
+        Raises:
+            AttributeError: it lacks a field.
+        """
+        if type(value) is not self._class:
+            return False
+        values = self._values(value)
+        types = tuple(map(type, values))
+        integers = self._known.get(types)
+        if integers is None:
+            if not all(each in allowed for each, allowed in zip(types, self._allowed, strict=True)):
+                return False
+            integers = tuple(index for index, each in enumerate(types) if each is int)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[types] = integers
+        return all(_LOWEST <= values[index] <= _HIGHEST for index in integers)
+
+
+_MOST_KNOWN = 100
+"""How many combinations of types are kept, so that a hundred optional fields fill no memory."""
+
+
+def _reader(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """What reads these attributes at once."""
+    match names:
+        case []:
+            return lambda _value: ()
+        case [name]:
+            return lambda value: (getattr(value, name),)
+        case _:
+            return attrgetter(*names)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a plain field."""
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(each for alternative in get_args(hint) for each in _alternatives(alternative))
+    return (hint,)
+
+
 def _is_plain(payload_type: Any) -> bool:
     """Whether it is a class all of whose fields are of `_PLAIN` types."""
     if not dataclasses.is_dataclass(payload_type):
@@ -138,17 +203,8 @@ def _is_plain(payload_type: Any) -> bool:
     return all(_is_plain_field(hints[field.name]) for field in dataclasses.fields(payload_type))
 
 
-def _integers(payload_type: Any) -> tuple[str, ...]:
-    """The fields that may hold an integer."""
-    hints = get_type_hints(payload_type)
-    fields = [field.name for field in dataclasses.fields(payload_type)]
-    return tuple(name for name in fields if hints[name] is int or int in get_args(hints[name]))
-
-
 def _is_plain_field(hint: Any) -> bool:
-    if get_origin(hint) in (Union, UnionType):
-        return all(map(_is_plain_field, get_args(hint)))
-    return hint in _PLAIN
+    return all(each in _PLAIN for each in _alternatives(hint))
 
 
 class RawCodec:

@@ -112,10 +112,9 @@ def enqueue(
         SqliteSetupError: a SQLite engine whose transactions would not hold the job; see `brooq_sa.sqlite`.
         EnqueueError: others kept taking and giving up the key.
     """
-    new = NewJob(job, key, available_at, delay, priority)
     if _is_async(session):
-        return _run_async(session, lambda sync: _enqueue(sync, new))
-    return _enqueue(session, new)
+        return _run_async(session, lambda sync: _enqueue(sync, job, key, available_at, delay, priority))
+    return _enqueue(session, job, key, available_at, delay, priority)
 
 
 @overload
@@ -264,7 +263,7 @@ class EnqueueMixin:
         priority: int | None = None,
     ) -> Enqueued:
         """`brooq_sa.enqueue` into this session."""
-        return _enqueue(self, NewJob(job, key, available_at, delay, priority))
+        return _enqueue(self, job, key, available_at, delay, priority)
 
     def enqueue_many(
         self,
@@ -348,14 +347,17 @@ class NewRow(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return {
+        """Those of a statement that inserts it alone, as one that is due or as one that is not."""
+        parameters = {
             "new_id": self.id,
             "new_topic": self.topic,
             "new_payload": self.payload,
             "new_priority": self.priority,
-            "new_available_at": self.available_at,
-            "new_delay": self.delay,
         }
+        if not self.is_due:
+            parameters["new_available_at"] = self.available_at
+            parameters["new_delay"] = self.delay
+        return parameters
 
     @property
     def is_due(self) -> bool:
@@ -375,15 +377,6 @@ class NewRow(NamedTuple):
         }
 
 
-def check_new(new: NewJob, default: Table | None = None) -> NewRow:
-    """The row for a job; every fault is found here, before anything is sent.
-
-    Args:
-        default: the table of a RawJob without a base; None is ``job`` in the connection's default schema.
-    """
-    return _check(new.job, new.key, new.available_at, new.delay, new.priority, default)
-
-
 def _check_each(
     jobs: Iterable[JobBase | RawJob | NewJob],
     available_at: datetime | None,
@@ -394,15 +387,15 @@ def _check_each(
     rows = []
     for job in jobs:
         if not isinstance(job, NewJob):
-            rows.append(_check(job, None, available_at, delay, priority))
+            rows.append(check_new(job, None, available_at, delay, priority))
             continue
         is_timed = job.available_at is not None or job.delay is not None
         timing = (job.available_at, job.delay) if is_timed else (available_at, delay)
-        rows.append(_check(job.job, job.key, *timing, priority if job.priority is None else job.priority))
+        rows.append(check_new(job.job, job.key, *timing, priority if job.priority is None else job.priority))
     return rows
 
 
-def _check(
+def check_new(
     job: JobBase | RawJob,
     key: str | None,
     available_at: datetime | None,
@@ -410,6 +403,11 @@ def _check(
     priority: int | None,
     default: Table | None = None,
 ) -> NewRow:
+    """The row for a job with the options of `enqueue`; every fault is found here, before anything is sent.
+
+    Args:
+        default: the table of a RawJob without a base; None is ``job`` in the connection's default schema.
+    """
     table = table_of(job, default)
     topic, payload, own_priority = encode(job)
     if available_at is not None and delay is not None:
@@ -460,8 +458,15 @@ def _check_key(value: object) -> str | None:
     return value or None
 
 
-def _enqueue(target: Any, new: NewJob) -> Enqueued:
-    row = check_new(new)
+def _enqueue(
+    target: Any,
+    job: JobBase | RawJob,
+    key: str | None,
+    available_at: datetime | None,
+    delay: timedelta | str | None,
+    priority: int | None,
+) -> Enqueued:
+    row = check_new(job, key, available_at, delay, priority)
     connection = _connection(target, row.table)
     _check_database(connection)
     with explained(connection, row.table, access.ENQUEUE):
@@ -470,14 +475,16 @@ def _enqueue(target: Any, new: NewJob) -> Enqueued:
 
 def put(connection: Connection, row: NewRow) -> Enqueued:
     """Put a checked job into the transaction of a connection."""
+    is_due = row.is_due
     if row.key is None:
-        connection.execute(statements.insert_job(row.table, _channel(connection, row)), row.parameters).close()
+        insertion = statements.insert_job(row.table, _channel(connection, row), is_due=is_due)
+        connection.execute(insertion, row.parameters).close()
         answer = Enqueued(row.id, True)
     else:
         answer = _put_keyed(connection, row)
     if answer.created:
-        _tell(connection, [row])
-        if row.is_due:
+        _tell(connection, [(row.id, row.topic)])
+        if is_due:
             wake.tell_of_jobs(connection, row.table)
     return answer
 
@@ -494,7 +501,8 @@ def _put_keyed(connection: Connection, row: NewRow) -> Enqueued:
     Between the INSERT that found the key taken and the SELECT that looks for it, the other job may be gone: rolled
     back, or deleted by retention. Then it is tried again, so that nobody is told of a job that does not exist.
     """
-    insertion = statements.insert_keyed_job(row.table, connection.dialect.name, _channel(connection, row))
+    channel = _channel(connection, row)
+    insertion = statements.insert_keyed_job(row.table, connection.dialect.name, channel, is_due=row.is_due)
     for _ in range(_TRIES):
         if connection.execute(insertion, {**row.parameters, "new_key": row.key}).first() is not None:
             return Enqueued(row.id, True)
@@ -543,20 +551,24 @@ def _stream(connection: Connection, table: Table, jobs: Sequence[Any], priority:
     PostgreSQL stores those before it meanwhile. A job that is refused takes the others with it, and not the caller's
     transaction: for that there is a savepoint.
     """
-    rows: list[NewRow] = []
+    if priority is not None:
+        check_integer("priority", priority, PRIORITIES)
+    answers: list[Enqueued] = []
 
-    def checked() -> Iterator[NewRow]:
+    def lines() -> Iterator[str]:
         for job in jobs:
-            row = _check(job, None, None, None, priority)
-            rows.append(row)
-            yield row
+            topic, payload, own_priority = encode(job)
+            answer = Enqueued(uuid7(), True)
+            answers.append(answer)
+            yield copying.line(answer.id, topic, payload, own_priority if priority is None else priority)
 
     with explained(connection, table, access.ENQUEUE):
         with connection.begin_nested():
-            copying.copy_rows(connection, table, checked())
-        _wake_for(connection, table, rows)
-    _tell(connection, rows)
-    return [Enqueued(row.id, True) for row in rows]
+            copying.copy_lines(connection, table, lines())
+        kinds: set[type[JobBase]] = set(map(type, jobs))
+        _wake_for(connection, table, {kind.__kind__.topic for kind in kinds})
+    _tell(connection, ((answer.id, job.__kind__.topic) for answer, job in zip(answers, jobs, strict=True)))
+    return answers
 
 
 def _enqueue_many(target: Any, rows: Sequence[NewRow]) -> list[Enqueued]:
@@ -575,8 +587,9 @@ def _enqueue_many(target: Any, rows: Sequence[NewRow]) -> list[Enqueued]:
             put_all = _put_singly if connection.dialect.name == "sqlite" else _put_in_bulk
             for start in range(0, len(left), BULK):
                 answers |= put_all(connection, table, left[start : start + BULK])
-            _wake_for(connection, table, its_rows)
-        _tell(connection, [row for row in its_rows if row.key is None or answers[row.id].created])
+            _wake_for(connection, table, {row.topic for row in its_rows if row.is_due})
+        created = (row for row in its_rows if row.key is None or answers[row.id].created)
+        _tell(connection, ((row.id, row.topic) for row in created))
     return [Enqueued(row.id, True) if row.key is None else answers[row.id] for row in rows]
 
 
@@ -585,18 +598,19 @@ def _copy(connection: Connection, table: Table, rows: list[NewRow]) -> list[NewR
     copied = [row for row in rows if row.key is None and row.is_due]
     if len(copied) < copying.FEWEST or not copying.can_copy(connection, table):
         return list(rows)
-    copying.copy_rows(connection, table, copied)
+    lines = (copying.line(row.id, row.topic, row.payload, row.priority) for row in copied)
+    copying.copy_lines(connection, table, lines)
     return [row for row in rows if row.key is not None or not row.is_due]
 
 
-def _tell(connection: Connection, rows: Iterable[NewRow]) -> None:
-    """Let those who have subscribed hear of the jobs, once they are committed."""
+def _tell(connection: Connection, jobs: Iterable[tuple[uuid.UUID, str]]) -> None:
+    """Let those who have subscribed hear of the jobs, by ids and topics, once they are committed."""
     if enqueues.is_heard:
-        enqueued.tell(connection, [JobEnqueued(row.id, row.topic) for row in rows])
+        enqueued.tell(connection, [JobEnqueued(job_id, topic) for job_id, topic in jobs])
 
 
-def _wake_for(connection: Connection, table: Table, rows: list[NewRow]) -> None:
-    topics = {row.topic for row in rows if row.is_due}
+def _wake_for(connection: Connection, table: Table, topics: set[str]) -> None:
+    """Wake workers for the topics, of which there are jobs that are due."""
     if connection.dialect.name == "postgresql":
         for topic in sorted(topics):
             if wake.may_notify(connection, table, topic):
@@ -606,8 +620,9 @@ def _wake_for(connection: Connection, table: Table, rows: list[NewRow]) -> None:
 
 
 def _put_singly(connection: Connection, table: Table, rows: list[NewRow]) -> dict[uuid.UUID, Enqueued]:
-    if unkeyed := [row.parameters for row in rows if row.key is None]:
-        connection.execute(statements.insert_jobs_singly(table), unkeyed)
+    for is_due in (True, False):
+        if unkeyed := [row.parameters for row in rows if row.key is None and row.is_due is is_due]:
+            connection.execute(statements.insert_jobs_singly(table, is_due=is_due), unkeyed)
     return {row.id: _put_keyed(connection, row) for row in rows if row.key is not None}
 
 
@@ -691,9 +706,11 @@ def explained(connection: Connection | Engine, table: Table, privileges: access.
         SchemaError, AccessError: in place of the complaint.
     """
     try:
-        with access.demanding(privileges, table, connection.dialect, connection.engine.url):
-            yield
+        yield
     except DBAPIError as error:
+        denial = access.denial(error, privileges, table, connection.dialect, connection.engine.url)
+        if denial is not None:
+            raise denial from error
         missing = [each for each in privileges.by_table(table) if is_missing_table(error, each, connection)]
         if missing:
             raise SchemaError(

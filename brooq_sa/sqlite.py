@@ -24,14 +24,13 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
+from .driver import as_sqlalchemy_tells
 from .exc import OptionError, SqliteSetupError, SqliteSetupWarning
 
 BUSY_TIMEOUT = timedelta(seconds=30)
@@ -160,35 +159,55 @@ def _begin(connection: Connection) -> None:
         return
     manner = options.get(BEGIN_OPTION, "IMMEDIATE")
     if manner == "DEFERRED":
-        connection.exec_driver_sql("BEGIN DEFERRED")
+        _execute_begin(connection, "BEGIN DEFERRED")
         return
-    with _queue_of(connection.engine.url.database).turn(connection):
-        connection.exec_driver_sql(f"BEGIN {manner}")
+    queue = _queue_of(connection.engine.url.database)
+    ticket = queue.enter()
+    try:
+        if ticket is not None:
+            _wait_for(ticket, connection)
+        _execute_begin(connection, f"BEGIN {manner}")
+    finally:
+        queue.leave(ticket)
+
+
+def _execute_begin(connection: Connection, statement: str) -> None:
+    """Begin by the driver, as SQLAlchemy does on other databases: past itself, in every transaction there is."""
+    driver: Any = connection.dialect.loaded_dbapi
+    dbapi_connection: Any = connection.connection.dbapi_connection
+    try:
+        cursor = dbapi_connection.cursor()
+        try:
+            cursor.execute(statement)
+        finally:
+            cursor.close()
+    except driver.Error as error:
+        raise as_sqlalchemy_tells(error, statement, connection) from error
 
 
 class _Queue:
-    """Those in this process who are about to ask for a file's write lock; only the first of them asks."""
+    """Those in this process who are about to ask for a file's write lock; only the first of them asks.
+
+    One who has waited for the ticket as long as connections wait for locks asks all the same.
+    """
 
     def __init__(self) -> None:
-        self._tickets: deque[threading.Event] = deque()
+        self._tickets: deque[threading.Event | None] = deque()
         self._lock = threading.Lock()
 
-    @contextmanager
-    def turn(self, connection: Connection) -> Iterator[None]:
-        """Wait to be the first, as long as the connection waits for locks; then ask all the same."""
-        ticket = threading.Event()
+    def enter(self) -> threading.Event | None:
+        """What tells that it is one's turn; None if it is already, since nobody is there."""
         with self._lock:
+            ticket = threading.Event() if self._tickets else None
             self._tickets.append(ticket)
-            is_first = self._tickets[0] is ticket
-        try:
-            if not is_first:
-                _wait_for(ticket, connection)
-            yield
-        finally:
-            with self._lock:
-                self._tickets.remove(ticket)
-                if self._tickets:
-                    self._tickets[0].set()
+        return ticket
+
+    def leave(self, ticket: threading.Event | None) -> None:
+        """Make room for the next, whether or not one's own turn had come."""
+        with self._lock:
+            self._tickets.remove(ticket)
+            if self._tickets and (first := self._tickets[0]) is not None:
+                first.set()
 
 
 def _wait_for(ticket: threading.Event, connection: Connection) -> None:

@@ -165,7 +165,7 @@ def can_notify(connection: Connection) -> bool:
 def may_notify(connection: Connection, table: Table, topic: str) -> bool:
     """Whether an enqueue of this topic is to send a notification, and not to leave it to one just sent."""
     name = channel(table)
-    if not _limiter.allows(name, topic, connection) or not can_notify(connection):
+    if not can_notify(connection) or not _limiter.allows(name, topic, connection):
         return False
     notified = _pending_on(connection).notified  # made only for who sends: it listens to the connection's events
     if (name, topic) in notified:
@@ -198,6 +198,8 @@ def tell_of_cancel(connection: Connection, table: Table, job_id: uuid.UUID) -> N
 
 
 def _listening(table: Table) -> list[Ear]:
+    if not _ears:
+        return []
     with _lock:
         return list(_ears.get(channel(table), ()))
 

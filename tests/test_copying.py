@@ -52,21 +52,21 @@ MANY = copying.FEWEST + 50
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each COPY took."""
     counts: list[int] = []
-    copy_rows = copying.copy_rows
+    copy_lines = copying.copy_lines
 
-    def counting(connection: Any, table: Any, rows: Any) -> None:
+    def counting(connection: Any, table: Any, lines: Any) -> None:
         drawn = 0
 
         def counted() -> Iterator[Any]:
             nonlocal drawn
-            for row in rows:
+            for line in lines:
                 drawn += 1
-                yield row
+                yield line
 
-        copy_rows(connection, table, counted())
+        copy_lines(connection, table, counted())
         counts.append(drawn)
 
-    monkeypatch.setattr(copying, "copy_rows", counting)
+    monkeypatch.setattr(copying, "copy_lines", counting)
     return counts
 
 

@@ -29,41 +29,48 @@ from ..functions import Instant, json_parsed, now_plus
 _COLUMNS = ["id", "topic", "payload", "priority", "available_at", "idempotency_key"]
 
 
-def _parameters() -> dict[str, Any]:
-    """One job's columns from bound parameters; `new_available_at` wins over `new_delay`, seconds from now."""
-    return {
+def _parameters(*, is_due: bool) -> dict[str, Any]:
+    """One job's columns from bound parameters; `new_available_at` wins over `new_delay`, seconds from now.
+
+    Args:
+        is_due: it is due at once, as the table's own default says, and has neither of the two.
+    """
+    parameters: dict[str, Any] = {
         "id": bindparam("new_id", type_=Uuid()),
         "topic": bindparam("new_topic", type_=Text()),
         "payload": json_parsed(bindparam("new_payload", type_=Text())),
         "priority": bindparam("new_priority", type_=SmallInteger()),
-        "available_at": func.coalesce(
-            bindparam("new_available_at", type_=Instant()), now_plus(bindparam("new_delay", type_=Double()))
-        ),
     }
+    if not is_due:
+        parameters["available_at"] = func.coalesce(
+            bindparam("new_available_at", type_=Instant()), now_plus(bindparam("new_delay", type_=Double()))
+        )
+    return parameters
 
 
 @cache
-def insert_job(job: Table, channel: str | None = None) -> Any:
+def insert_job(job: Table, channel: str | None = None, *, is_due: bool) -> Any:
     """Put one job without a key. Nothing of it comes back: the id is the caller's own.
 
     Args:
         channel: of a notification to send along with it, on PostgreSQL, in the same round trip.
+        is_due: as for `_parameters`.
     """
-    insertion = job.insert().values(_parameters())
+    insertion = job.insert().values(_parameters(is_due=is_due))
     return insertion.returning(_notified(job, channel)) if channel else insertion
 
 
 @cache
-def insert_keyed_job(job: Table, dialect: str, channel: str | None = None) -> Any:
+def insert_keyed_job(job: Table, dialect: str, channel: str | None = None, *, is_due: bool) -> Any:
     """Put one job unless its topic and key are taken; yields its id if it was put.
 
     Args:
-        channel: as for `insert_job`; nothing is sent if the key is taken.
+        channel, is_due: as for `insert_job`; nothing is sent if the key is taken.
 
     A key that another transaction has inserted and not committed is waited for. DO NOTHING leaves no dead row and
     does not touch the row that is there, which a worker may be holding.
     """
-    values = {**_parameters(), "idempotency_key": bindparam("new_key", type_=Text())}
+    values = {**_parameters(is_due=is_due), "idempotency_key": bindparam("new_key", type_=Text())}
     insertion = _unless_taken(job, _insert(job, dialect).values(values))
     return insertion.returning(job.c.id, *([_notified(job, channel)] if channel else []))
 
@@ -93,9 +100,9 @@ def find_by_keys(job: Table) -> Executable:
 
 
 @cache
-def insert_jobs_singly(job: Table) -> Insert:
-    """Put jobs without keys by the driver's ``executemany``, on SQLite."""
-    return job.insert().inline().values(_parameters())
+def insert_jobs_singly(job: Table, *, is_due: bool) -> Insert:
+    """Put jobs without keys by the driver's ``executemany``, on SQLite; all of them are due, or none is."""
+    return job.insert().inline().values(_parameters(is_due=is_due))
 
 
 @cache

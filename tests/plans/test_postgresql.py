@@ -231,12 +231,10 @@ def test_a_key_is_found_by_its_index(connection: Connection) -> None:
         "new_topic": loaded.TOPIC,
         "new_payload": "{}",
         "new_priority": 0,
-        "new_available_at": None,
-        "new_delay": 0.0,
         "new_key": "key",
     }
     with explained(connection) as plans:
-        connection.execute(enqueue.insert_keyed_job(JOB, "postgresql"), new)
+        connection.execute(enqueue.insert_keyed_job(JOB, "postgresql", is_due=True), new)
         connection.execute(enqueue.find_by_key(JOB), {"topic": loaded.TOPIC, "key": "key"})
         connection.execute(enqueue.find_by_keys(JOB), {"topic": loaded.TOPIC, "keys": ["key", "other", "third"]})
     for plan in plans:
