@@ -7,6 +7,9 @@ import os
 import select
 import selectors
 import sys
+from collections import deque
+from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any
 
 MOST_DESCRIPTORS = 1024
@@ -31,6 +34,34 @@ def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
         and loop.get_exception_handler() is None
         and loop.get_debug() == bool(sys.flags.dev_mode or os.environ.get("PYTHONASYNCIODEBUG"))
     )
+
+
+if sys.version_info >= (3, 12):
+
+    def begin_first(
+        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: Context
+    ) -> asyncio.Task[None]:
+        """Make a task of the running loop, and take its first step before anything else that the loop is to do.
+
+        It is done already if that was its only step.
+        """
+        if loop.get_task_factory() is not None:
+            return loop.create_task(coroutine, context=context)
+        return asyncio.Task(coroutine, loop=loop, context=context, eager_start=True)
+
+else:
+
+    def begin_first(
+        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: Context
+    ) -> asyncio.Task[None]:
+        """Make a task of the running loop, and have its first step taken before anything else that that is to do."""
+        task = loop.create_task(coroutine, context=context)
+        # Eager tasks came with Python 3.12. In 3.11, which is not changed any more, this is the loop's own queue, and
+        # what another thread may put behind the task meanwhile goes first in its stead.
+        ready = getattr(loop, "_ready", None)
+        if isinstance(ready, deque):
+            ready.rotate(1)
+        return task
 
 
 HAS_EPOLL = hasattr(selectors, "EpollSelector")

@@ -12,7 +12,7 @@ from typing import Any
 from ..log import get_logger
 from ..outcomes import Redact
 from .attempts import Assignment, Finished, run, run_async
-from .event_loop import new_event_loop
+from .event_loop import begin_first, new_event_loop
 
 PATIENCE = 1.0
 """Seconds that an event loop has to show that it turns."""
@@ -133,6 +133,7 @@ class LoopExecutor:
         self._is_stopping = False
         self._retired: set[asyncio.AbstractEventLoop] = set()
         self._unbegun: dict[int, Assignment] = {}
+        self._begun = 0
         self._lock = threading.Lock()
         self._context = copy_context()
 
@@ -173,27 +174,39 @@ class LoopExecutor:
         except BaseException:  # noqa: BLE001 - what broke out has been logged, and the other attempts go on
             get_logger().exception("event_loop_broken", worker=self._worker)
 
-    def _begin(self, assignments: Sequence[Assignment], loop: asyncio.AbstractEventLoop) -> None:
+    def _begin(
+        self, assignments: Sequence[Assignment], loop: asyncio.AbstractEventLoop, *, is_first: bool = False
+    ) -> None:
         for assignment in assignments:
             # In a context of its own: that of the task which has just ended may have been changed by its handler.
             context = self._context.copy()
-            self._tasks.add(loop.create_task(self._attempt(assignment, loop), context=context))
+            attempt = self._attempt(assignment, loop)
+            task = begin_first(loop, attempt, context) if is_first else loop.create_task(attempt, context=context)
+            if not task.done():
+                self._tasks.add(task)
 
     async def _attempt(self, assignment: Assignment, loop: asyncio.AbstractEventLoop) -> None:
         if self._unbegun.pop(id(assignment), None) is None:
             self._tasks.discard(asyncio.current_task(loop))
             return  # this loop had been blocked, and another has begun it
+        self._begun = begun = self._begun + 1
         finished = await run_async(assignment, self._redact, loop)
         self._tasks.discard(asyncio.current_task(loop))
         _, following = self._finish(finished, self)
         if following is not None:
-            self._follow(following, loop)
+            # If no other has begun since, it may have left the others no turn, and they have the next.
+            self._follow(following, loop, is_first=self._begun != begun)
 
-    def _follow(self, assignment: Assignment, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin what takes the slot of an attempt that has ended on this loop."""
+    def _follow(self, assignment: Assignment, loop: asyncio.AbstractEventLoop, *, is_first: bool) -> None:
+        """Begin what takes the slot of an attempt that has ended on this loop.
+
+        Args:
+            is_first: before all that the loop is about to do. Where many attempts end together, those that follow would
+                otherwise begin only once all of them have, and end together again.
+        """
         if loop is self._loop:
             self._unbegun[id(assignment)] = assignment
-            self._begin([assignment], loop)
+            self._begin([assignment], loop, is_first=is_first)
         else:  # it was blocked, and goes on only for those it had begun
             self.submit([assignment])
 

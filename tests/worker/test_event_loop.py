@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any
 
 import pytest
 
 from brooq_sa.worker import event_loop
-from brooq_sa.worker.event_loop import new_event_loop
+from brooq_sa.worker.event_loop import begin_first, new_event_loop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has epoll")
 
@@ -120,3 +121,22 @@ def test_where_there_is_no_epoll() -> None:
     program += "print(type(loop._selector).__name__); loop.close()"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout.strip() == "SelectSelector"
+
+
+def test_a_loop_that_makes_its_own_tasks() -> None:
+    """An application's task factory is asked for the task that is to begin first, too."""
+    made: list[str] = []
+
+    def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(coroutine.__name__)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    async def attempt() -> None: ...
+
+    async def begin() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(factory)
+        await begin_first(loop, attempt(), copy_context())
+
+    asyncio.run(begin())
+    assert made[0] == "attempt"

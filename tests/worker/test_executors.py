@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -278,3 +281,101 @@ class TestLoop:
     def test_stopping_a_loop_that_never_ran(self, ended: Ended) -> None:
         """There is nothing to stop where no async job came."""
         LoopExecutor(ended, None).stop(5)
+
+
+class TestFollowing:
+    """An attempt that takes the slot of one that has ended on the event loop."""
+
+    @pytest.fixture
+    def following(self) -> deque[Assignment]:
+        return deque()
+
+    @pytest.fixture
+    def loop(self, ended: Ended, following: deque[Assignment]) -> Iterator[LoopExecutor]:
+        def finish(finished: Finished, _executor: Any) -> tuple[bool, Assignment | None]:
+            ended(finished, None)
+            return False, following.popleft() if following else None
+
+        executor = LoopExecutor(finish, None)
+        yield executor
+        executor.stop(5)
+
+    def test_it_begins_before_others_end(self, loop: LoopExecutor, ended: Ended, following: deque[Assignment]) -> None:
+        """Of attempts that end together, each is followed before the next is looked at; each is a task of its own."""
+        moves: list[str] = []
+        tasks: set[asyncio.Task[Any] | None] = set()
+        marks: list[str] = []
+        mark = ContextVar("mark", default="none")
+        gate = asyncio.Event()
+
+        async def end_together(job: Any, claim: Any) -> None:
+            tasks.add(asyncio.current_task())
+            mark.set("of another")
+            await gate.wait()
+            moves.append("end")
+
+        async def open_gate(job: Any, claim: Any) -> None:
+            gate.set()
+            await asyncio.sleep(0.01)
+
+        async def follow(job: Any, claim: Any) -> None:
+            tasks.add(asyncio.current_task())
+            marks.append(mark.get())
+            moves.append("begin")
+            await asyncio.sleep(0)
+
+        following.extend(assignment(follow, AsyncClaim) for _ in range(3))
+        loop.submit([*(assignment(end_together, AsyncClaim) for _ in range(3)), assignment(open_gate, AsyncClaim)])
+        assert ended.states(7) == [State.DONE] * 7
+        assert moves == ["end", "begin"] * 3
+        assert len(tasks) == 6
+        assert marks == ["none"] * 3
+
+    def test_others_have_their_turn(self, loop: LoopExecutor, ended: Ended, following: deque[Assignment]) -> None:
+        """However many attempts follow one another without waiting for anything, the others go on."""
+        count = 0
+
+        async def do_nothing(job: Any, claim: Any) -> None:
+            nonlocal count
+            count += 1
+
+        async def take_steps(job: Any, claim: Any) -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            steps.append(count)
+
+        steps: list[int] = []
+        first = assignment(do_nothing, AsyncClaim)
+        following.extend(replace(first, claim=bare_claim(AsyncClaim)) for _ in range(1_000))
+        loop.submit([assignment(take_steps, AsyncClaim), first])
+        assert ended.states(1_002) == [State.DONE] * 1_002
+        assert 0 < steps[0] <= 20 * 3
+
+    def test_it_may_end_at_once(self, loop: LoopExecutor, ended: Ended, following: deque[Assignment]) -> None:
+        """One that waits for nothing, in the slot of one that did, is over and forgotten."""
+
+        async def wait(job: Any, claim: Any) -> None:
+            await asyncio.sleep(0.001)
+
+        async def do_nothing(job: Any, claim: Any) -> None: ...
+
+        following.extend(assignment(do_nothing, AsyncClaim) for _ in range(2))
+        loop.submit([assignment(wait, AsyncClaim) for _ in range(2)])
+        assert ended.states(4) == [State.DONE] * 4
+        wait_until(lambda: not loop._tasks, what="no task being kept")
+
+    @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), ValueError("no")])
+    def test_it_may_fail_at_once(
+        self, loop: LoopExecutor, ended: Ended, following: deque[Assignment], error: BaseException
+    ) -> None:
+        """What it raises is its own outcome, and nothing to the one before it or after it (R4)."""
+
+        async def wait(job: Any, claim: Any) -> None:
+            await asyncio.sleep(0.001)
+
+        async def fail(job: Any, claim: Any) -> None:
+            raise error
+
+        following.extend([assignment(fail, AsyncClaim), assignment(wait, AsyncClaim)])
+        loop.submit([assignment(wait, AsyncClaim) for _ in range(2)])
+        assert sorted(ended.states(4)) == [State.DONE, State.DONE, State.DONE, State.FAILED]
