@@ -4,7 +4,7 @@ That is the fastest road into PostgreSQL: it parses and stores rows while Python
 
 COPY takes the place of INSERT only where it does the same. It cannot compute a value, so rows with a delay go another
 way; it is refused on tables with row security, which is asked first (manual, "COPY": "COPY FROM is not supported for
-tables with row-level security"). SQLAlchemy does not see it (`brooq_sa.driver`).
+tables with row-level security"). SQLAlchemy does not see it: neither ``echo`` nor its cursor events show the statement.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Any
 
 from sqlalchemy import Connection, Table, Text, literal, select
+from sqlalchemy.exc import DBAPIError
 
-from .driver import as_sqlalchemy_tells
 from .functions import row_security_active
 
 FEWEST = 200
@@ -72,7 +72,7 @@ def copy_lines(connection: Connection, table: Table, lines: Iterable[str]) -> No
     except connection.dialect.loaded_dbapi.Error as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None
-        raise as_sqlalchemy_tells(error, statement, connection) from error
+        raise _as_sqlalchemy_tells(error, statement, connection) from error
     if refusal is not None:
         raise refusal
 
@@ -88,3 +88,20 @@ def name_of(connection: Connection, table: Table) -> str:
     schema = mapped.get(table.schema, table.schema)
     name = preparer.quote(table.name)
     return name if schema is None else f"{preparer.quote_schema(schema)}.{name}"
+
+
+def _as_sqlalchemy_tells(error: Any, statement: str, connection: Connection) -> DBAPIError:
+    dbapi_connection: Any = connection.connection.dbapi_connection
+    is_disconnect = connection.dialect.is_disconnect(error, dbapi_connection, None)
+    if is_disconnect:
+        connection.invalidate(error)
+    told: Any = DBAPIError.instance(
+        statement,
+        (),
+        error,
+        connection.dialect.loaded_dbapi.Error,
+        hide_parameters=True,
+        connection_invalidated=is_disconnect,
+        dialect=connection.dialect,
+    )
+    return told  # type: ignore[no-any-return]

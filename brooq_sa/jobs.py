@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 J = TypeVar("J", bound="JobBase")
 
 _RESERVED = frozenset({"metadata", "registry", "handler", "run"})
+_VALUES = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float)
+"""What JSON is made of, and what it is made from."""
+
 _BASE_SETTINGS = frozenset({"metadata", "schema", "table_name"})
 
 
@@ -154,6 +157,7 @@ def _make_base(cls: type[JobBase], settings: dict[str, Any]) -> None:
     cls.metadata = MetaData() if metadata is None else metadata
     if not isinstance(cls.metadata, MetaData):
         raise OptionError(f"metadata is {metadata!r}. Give a sqlalchemy.MetaData, such as Base.metadata.")
+    _refuse_values(cls)
     _refuse_reserved_names(cls, _RESERVED | _BASE_SETTINGS)
     _refuse_mutable_defaults(cls)
     _make_dataclass(cls)  # fields of a base are fields of all its job classes
@@ -198,6 +202,7 @@ def default_table() -> Table:
 def _make_job_class(cls: type[JobBase], options: dict[str, Any]) -> None:
     topic, abstract = options.pop("topic", None), options.pop("abstract", False)
     cls.__options__ = read_options(options, cls.__options__)
+    _refuse_values(cls)
     _refuse_reserved_names(cls)
     _refuse_mutable_defaults(cls)
     _make_dataclass(cls)
@@ -214,6 +219,15 @@ def _make_job_class(cls: type[JobBase], options: dict[str, Any]) -> None:
     _refuse_unfit_fields(cls, kind)
     cls.registry.add(kind)
     cls.__kind__ = kind
+
+
+def _refuse_values(cls: type[JobBase]) -> None:
+    for kind in _VALUES:
+        if issubclass(cls, kind):
+            raise OptionError(
+                f"It derives from {kind.__name__}, so its payload would be that {kind.__name__}, without the fields."
+                f" Give it a field of type {kind.__name__}."
+            )
 
 
 def _refuse_mutable_defaults(cls: type[JobBase]) -> None:

@@ -192,7 +192,7 @@ def check_integer(name: str, value: Any, allowed: range) -> int:
     """The integer, if it is one of those allowed; OptionError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
         raise OptionError(f"{name} is {value!r}. Give an integer from {allowed.start} to {allowed.stop - 1}.")
-    return value
+    return int(value)  # a member of an enumeration is written by its name
 
 
 class Kind:

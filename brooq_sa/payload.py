@@ -1,8 +1,9 @@
 """Job objects to JSON text and back, strict both ways.
 
 What an enqueue accepts is what a claim gives back, on either database: every value is encoded, read again as its
-field's type, and compared, unless the types of its fields alone say that it comes back. What JSON or PostgreSQL's
-``jsonb`` cannot hold is refused before any SQL is sent, with the path of the value.
+field's type, and compared; but where all fields are plain (text, whole numbers, booleans), only the first with such
+fields, since what comes back is then a matter of their types alone. What JSON or PostgreSQL's ``jsonb`` cannot hold is
+refused before any SQL is sent, with the path of the value.
 
 Differences that remain between the databases (``jsonb`` keeps numbers as ``numeric``, and objects without order) are
 listed in ``docs/databases.md``.
@@ -98,13 +99,16 @@ class Codec:
     def _encode_plain(self, value: Any, fields: _PlainFields) -> str | None:
         """The JSON text of a value whose fields are all plain; None if anything about it is to be looked at closely."""
         try:
-            if not fields.fit(value):
+            types = fields.types_of(value)
+            if types is None:
                 return None
             encoded = _encoder.encode(value)
             if _NUL in encoded or len(encoded) > MAX_BYTES:
                 return None
-            if fields.are_changed and self._decoder.decode(encoded) != value:
-                return None
+            if not fields.are_known(types):
+                if self._decoder.decode(encoded) != value:
+                    return None
+                fields.come_back(types)
             return encoded.decode()
         except (AttributeError, TypeError, ValueError, OverflowError, msgspec.ValidationError):
             return None
@@ -132,12 +136,10 @@ _encoder = msgspec.json.Encoder()
 
 
 class _PlainFields:
-    """The fields of a dataclass, all of `_PLAIN` types.
+    """The fields of a dataclass, all of `_PLAIN` types; and of which types they may be for values to come back.
 
-    A value of exactly such a type is read from JSON as it was written, so that it need not be read to know that.
-
-    Attributes:
-        are_changed: whether reading may do more than to set them, or refuse what their types allow.
+    A field that holds exactly such a type is read as it was written. So one value that came back stands for all whose
+    fields have the same types, unless the class has a say in how it is read, or in what its fields are.
     """
 
     def __init__(self, payload_type: Any) -> None:
@@ -146,35 +148,50 @@ class _PlainFields:
         self._class = payload_type
         self._allowed = [_alternatives(hints[field.name]) for field in fields]
         self._values = _reader([field.name for field in fields])
-        self._known: dict[tuple[type, ...], tuple[int, ...]] = {}  # what has been seen, and where integers are in it
-        self.are_changed = (
+        self._known: dict[_Types, tuple[int, ...]] = {}  # those that come back, and where in them integers are
+        self._has_say = (
             hasattr(payload_type, "__post_init__")
+            or payload_type.__getattribute__ is not object.__getattribute__
             or not all(field.init for field in fields)
-            or hints != get_type_hints(payload_type, include_extras=True)
+            or hints != get_type_hints(payload_type, include_extras=True)  # a constraint is left out of the former
         )
 
-    def fit(self, value: Any) -> bool:
-        """Whether the value is of the class, each of its fields of exactly a type that it may have, integers in range.
+    def types_of(self, value: Any) -> _Types | None:
+        """The types of a value's fields; None if one is none that it may have, or an integer out of range.
 
         Raises:
             AttributeError: it lacks a field.
         """
         if type(value) is not self._class:
-            return False
+            return None
         values = self._values(value)
         types = tuple(map(type, values))
         integers = self._known.get(types)
         if integers is None:
             if not all(each in allowed for each, allowed in zip(types, self._allowed, strict=True)):
-                return False
-            integers = tuple(index for index, each in enumerate(types) if each is int)
-            if len(self._known) < _MOST_KNOWN:
-                self._known[types] = integers
-        return all(_LOWEST <= values[index] <= _HIGHEST for index in integers)
+                return None
+            integers = _integers(types)
+        return types if all(_LOWEST <= values[index] <= _HIGHEST for index in integers) else None
+
+    def are_known(self, types: _Types) -> bool:
+        """Whether every value whose fields have these types comes back."""
+        return types in self._known
+
+    def come_back(self, types: _Types) -> None:
+        """A value whose fields have these types has come back."""
+        if not self._has_say and len(self._known) < _MOST_KNOWN:
+            self._known[types] = _integers(types)
+
+
+_Types = tuple[type, ...]
+
+
+def _integers(types: _Types) -> tuple[int, ...]:
+    return tuple(index for index, each in enumerate(types) if each is int)
 
 
 _MOST_KNOWN = 100
-"""How many combinations of types are kept, so that a hundred optional fields fill no memory."""
+"""How many combinations of types are known at the most, so that a hundred optional fields fill no memory."""
 
 
 def _reader(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:

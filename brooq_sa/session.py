@@ -552,7 +552,7 @@ def _stream(connection: Connection, table: Table, jobs: Sequence[Any], priority:
     transaction: for that there is a savepoint.
     """
     if priority is not None:
-        check_integer("priority", priority, PRIORITIES)
+        priority = check_integer("priority", priority, PRIORITIES)
     answers: list[Enqueued] = []
 
     def lines() -> Iterator[str]:

@@ -30,7 +30,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
-from .driver import as_sqlalchemy_tells
 from .exc import OptionError, SqliteSetupError, SqliteSetupWarning
 
 BUSY_TIMEOUT = timedelta(seconds=30)
@@ -159,30 +158,16 @@ def _begin(connection: Connection) -> None:
         return
     manner = options.get(BEGIN_OPTION, "IMMEDIATE")
     if manner == "DEFERRED":
-        _execute_begin(connection, "BEGIN DEFERRED")
+        connection.exec_driver_sql("BEGIN DEFERRED")
         return
     queue = _queue_of(connection.engine.url.database)
     ticket = queue.enter()
     try:
         if ticket is not None:
             _wait_for(ticket, connection)
-        _execute_begin(connection, f"BEGIN {manner}")
+        connection.exec_driver_sql(f"BEGIN {manner}")
     finally:
         queue.leave(ticket)
-
-
-def _execute_begin(connection: Connection, statement: str) -> None:
-    """Begin by the driver, as SQLAlchemy does on other databases: past itself, in every transaction there is."""
-    driver: Any = connection.dialect.loaded_dbapi
-    dbapi_connection: Any = connection.connection.dbapi_connection
-    try:
-        cursor = dbapi_connection.cursor()
-        try:
-            cursor.execute(statement)
-        finally:
-            cursor.close()
-    except driver.Error as error:
-        raise as_sqlalchemy_tells(error, statement, connection) from error
 
 
 class _Queue:

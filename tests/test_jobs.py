@@ -278,6 +278,15 @@ def declare(annotation: Any = int, *, name: str = "field", body: dict[str, Any] 
     return MAKE("Faulty", (Base,), namespace, **{"topic": "faulty", **options})
 
 
+def declare_value(kind: type[Any]) -> Any:
+    """A job class of a fresh base that is a value to JSON, too."""
+
+    class Base(JobBase):
+        pass
+
+    return MAKE("Faulty", (Base, kind), {"__annotations__": {"field": int}}, topic="faulty")
+
+
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "no topic": (lambda: declare(topic=None), "It has no topic. Give it topic='email.send', or abstract=True"),
     "abstract with topic": (lambda: declare(abstract=True), "It is abstract and has topic 'faulty'"),
@@ -322,6 +331,13 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "dict default": (lambda: declare(dict[str, int], body={"field": {"a": 1}}), "default_factory=dict)"),
     "set default": (lambda: declare(set[int], body={"field": {1}}), "default_factory=set)"),
+    **{
+        f"a {kind.__name__}": (
+            partial(declare_value, kind),
+            f"It derives from {kind.__name__}, so its payload would be that",
+        )
+        for kind in [dict, list, str, int]
+    },
     "mutable object": (lambda: declare(One, body={"field": One(1)}), "mutable default"),
     **{
         f"field {name}": (partial(declare, name=name), f"A field cannot be named {name!r}")

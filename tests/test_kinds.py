@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -95,6 +96,15 @@ def test_integers_are_integers_within_their_range(value: Any) -> None:
     with pytest.raises(OptionError, match="Give an integer from 1 to 10"):
         check_integer("number", value, range(1, 11))
     assert check_integer("number", 10, range(1, 11)) == 10
+
+
+def test_a_member_of_an_enumeration_is_its_number() -> None:
+    """Wherever it is written, as in COPY, it is written as a number."""
+
+    class Urgency(int, Enum):
+        HIGH = 3
+
+    assert f"{check_integer('number', Urgency.HIGH, range(1, 11))}" == "3"
 
 
 def kind(**options: Any) -> Kind:

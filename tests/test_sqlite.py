@@ -7,14 +7,13 @@ import pickle
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import greenlet_spawn
@@ -158,21 +157,11 @@ class TestSetup:
             use(derive(sqlite_setup.configure(engine) if derive is not sibling else engine))
 
 
-@contextmanager
-def traced(connection: Connection) -> Iterator[list[str]]:
-    """The statements that SQLite runs on the connection."""
-    statements: list[str] = []
-    driver_connection: Any = connection.connection.driver_connection
-    driver_connection.set_trace_callback(statements.append)
-    try:
-        yield statements
-    finally:
-        driver_connection.set_trace_callback(None)
-
-
 def begun_by(engine: Engine) -> list[str]:
     """What an engine's transaction begins with."""
-    with engine.connect() as connection, traced(connection) as statements:
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    with engine.connect() as connection:
         connection.execute(text("SELECT 1"))
     return statements[: statements.index("SELECT 1")]
 
@@ -289,10 +278,10 @@ def test_the_claim_is_one_statement_in_one_transaction(sqlite: Database) -> None
     put_many(sqlite, [Quick(number=number) for number in range(3)])
     statements: list[str] = []
     event.listen(sqlite.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-    with sqlite.engine.connect() as connection, traced(connection) as all_statements, connection.begin():
+    with sqlite.engine.begin() as connection:
         claimed = JobStore(JOB).claim(connection, {"quick": 2}, room=2, worker="w", lease=SECOND)
     assert len(claimed) == 2
-    assert all_statements[0] == "BEGIN IMMEDIATE"
+    assert statements[0] == "BEGIN IMMEDIATE"
     [update] = [statement for statement in statements if statement.startswith("UPDATE")]
     assert "RETURNING" in update
 

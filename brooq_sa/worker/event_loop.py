@@ -7,7 +7,6 @@ import os
 import select
 import selectors
 import sys
-from collections import deque
 from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any
@@ -22,7 +21,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     if sys.platform != "linux" or not HAS_EPOLL or not _is_plain(loop):
         return loop
     loop.close()
-    return asyncio.SelectorEventLoop(FineSelector())
+    return FineLoop(FineSelector())
 
 
 def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
@@ -34,34 +33,6 @@ def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
         and loop.get_exception_handler() is None
         and loop.get_debug() == bool(sys.flags.dev_mode or os.environ.get("PYTHONASYNCIODEBUG"))
     )
-
-
-if sys.version_info >= (3, 12):
-
-    def begin_first(
-        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: Context
-    ) -> asyncio.Task[None]:
-        """Make a task of the running loop, and take its first step before anything else that the loop is to do.
-
-        It is done already if that was its only step.
-        """
-        if loop.get_task_factory() is not None:
-            return loop.create_task(coroutine, context=context)
-        return asyncio.Task(coroutine, loop=loop, context=context, eager_start=True)
-
-else:
-
-    def begin_first(
-        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: Context
-    ) -> asyncio.Task[None]:
-        """Make a task of the running loop, and have its first step taken before anything else that that is to do."""
-        task = loop.create_task(coroutine, context=context)
-        # Eager tasks came with Python 3.12. In 3.11, which is not changed any more, this is the loop's own queue, and
-        # what another thread may put behind the task meanwhile goes first in its stead.
-        ready = getattr(loop, "_ready", None)
-        if isinstance(ready, deque):
-            ready.rotate(1)
-        return task
 
 
 HAS_EPOLL = hasattr(selectors, "EpollSelector")
@@ -85,3 +56,47 @@ if sys.platform == "linux" and HAS_EPOLL:
                     return []
                 timeout = 0
             return super().select(timeout)
+
+
+if sys.version_info >= (3, 12):
+    FineLoop = asyncio.SelectorEventLoop
+
+    def begin_first(
+        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: Context
+    ) -> asyncio.Task[None]:
+        """Make a task of the running loop, and take its first step before anything else that the loop is to do.
+
+        It is done already if that was its only step. A loop with a task factory makes it as that says.
+        """
+        if loop.get_task_factory() is not None:
+            return loop.create_task(coroutine, context=context)
+        return asyncio.Task(coroutine, loop=loop, context=context, eager_start=True)
+
+else:
+
+    class FineLoop(asyncio.SelectorEventLoop):
+        """A loop that can begin a task before anything else that it is to do. Python 3.11 has no eager tasks."""
+
+        def begin_first(self, coroutine: Coroutine[Any, Any, None], context: Context) -> asyncio.Task[None]:
+            """Make a task, whose first step comes first; all else keeps its order, as ``call_soon`` promises it."""
+            vars(self)["call_soon"] = self._call_first  # which is how a task asks for its step
+            try:
+                return asyncio.Task(coroutine, loop=self, context=context)
+            finally:
+                del vars(self)["call_soon"]
+
+        def _call_first(self, callback: Any, *arguments: Any, context: Context | None = None) -> asyncio.Handle:
+            handle = asyncio.Handle(callback, arguments, self, context)
+            vars(self)["_ready"].appendleft(handle)  # private, but Python 3.11 is not changed any more
+            return handle
+
+    def begin_first(
+        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: Context
+    ) -> asyncio.Task[None]:
+        """Make a task of the running loop, and have its first step taken before anything else that that is to do.
+
+        A loop that is not of our making, or has a task factory, takes it in turn.
+        """
+        if isinstance(loop, FineLoop) and loop.get_task_factory() is None:
+            return loop.begin_first(coroutine, context)
+        return loop.create_task(coroutine, context=context)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from pytest_postgresql.executors import PostgreSQLExecutor
@@ -224,7 +225,8 @@ def test_retention_with_nothing_to_delete_reads_nothing(connection: Connection) 
     assert plan.buffers <= 20, plan
 
 
-def test_a_key_is_found_by_its_index(connection: Connection) -> None:
+@pytest.mark.parametrize("timing", [{}, {"new_available_at": None, "new_delay": 0.0}], ids=["due", "timed"])
+def test_a_key_is_found_by_its_index(connection: Connection, timing: dict[str, Any]) -> None:
     """An enqueue with a key, and the look for the job that has it, take a few pages (I8)."""
     new = {
         "new_id": uuid.uuid4(),
@@ -232,9 +234,10 @@ def test_a_key_is_found_by_its_index(connection: Connection) -> None:
         "new_payload": "{}",
         "new_priority": 0,
         "new_key": "key",
+        **timing,
     }
     with explained(connection) as plans:
-        connection.execute(enqueue.insert_keyed_job(JOB, "postgresql", is_due=True), new)
+        connection.execute(enqueue.insert_keyed_job(JOB, "postgresql", is_due=not timing), new)
         connection.execute(enqueue.find_by_key(JOB), {"topic": loaded.TOPIC, "key": "key"})
         connection.execute(enqueue.find_by_keys(JOB), {"topic": loaded.TOPIC, "keys": ["key", "other", "third"]})
     for plan in plans:

@@ -8,6 +8,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from typing import Any
@@ -140,3 +141,36 @@ def test_a_loop_that_makes_its_own_tasks() -> None:
 
     asyncio.run(begin())
     assert made[0] == "attempt"
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_all_else_keeps_its_order(is_ours: bool) -> None:
+    """What was to be called is called in the order it was asked for, whatever threads ask for meanwhile."""
+    order: list[Any] = []
+
+    async def attempt(number: int) -> None:
+        order.append(f"first {number}")
+
+    async def begin() -> None:
+        loop = asyncio.get_running_loop()
+        threads = [threading.Thread(target=ask, args=(loop, name)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        tasks = [begin_first(loop, attempt(number), copy_context()) for number in range(2_000)]
+        for thread in threads:
+            thread.join()
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(0)
+
+    def ask(loop: asyncio.AbstractEventLoop, name: str) -> None:
+        for number in range(2_000):
+            loop.call_soon_threadsafe(order.append, (name, number))
+
+    loop = new_event_loop() if is_ours else asyncio.SelectorEventLoop()
+    try:
+        loop.run_until_complete(begin())
+    finally:
+        loop.close()
+    assert len([each for each in order if isinstance(each, str)]) == 2_000
+    for name in "ab":
+        assert [each for each in order if each[0] == name] == [(name, number) for number in range(2_000)]
