@@ -14,12 +14,13 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, time
 from operator import attrgetter
-from types import UnionType
+from types import MemberDescriptorType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -152,7 +153,7 @@ class _PlainFields:
         self._has_say = (
             hasattr(payload_type, "__post_init__")
             or payload_type.__getattribute__ is not object.__getattribute__
-            or not all(field.init for field in fields)
+            or not all(field.init and _is_stored(payload_type, field.name) for field in fields)
             or hints != get_type_hints(payload_type, include_extras=True)  # a constraint is left out of the former
         )
 
@@ -184,6 +185,12 @@ class _PlainFields:
 
 
 _Types = tuple[type, ...]
+
+
+def _is_stored(payload_type: Any, name: str) -> bool:
+    """Whether a field is set as it is, and not by a descriptor of the class that may make something else of it."""
+    attribute = inspect.getattr_static(payload_type, name, None)
+    return isinstance(attribute, MemberDescriptorType) or not hasattr(type(attribute), "__set__")
 
 
 def _integers(types: _Types) -> tuple[int, ...]:

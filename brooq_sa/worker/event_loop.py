@@ -66,10 +66,8 @@ if sys.version_info >= (3, 12):
     ) -> asyncio.Task[None]:
         """Make a task of the running loop, and take its first step before anything else that the loop is to do.
 
-        It is done already if that was its only step. A loop with a task factory makes it as that says.
+        It is done already if that was its only step. A task factory of the loop is not asked.
         """
-        if loop.get_task_factory() is not None:
-            return loop.create_task(coroutine, context=context)
         return asyncio.Task(coroutine, loop=loop, context=context, eager_start=True)
 
 else:
@@ -95,8 +93,8 @@ else:
     ) -> asyncio.Task[None]:
         """Make a task of the running loop, and have its first step taken before anything else that that is to do.
 
-        A loop that is not of our making, or has a task factory, takes it in turn.
+        A loop that is not of our making takes it in turn. A task factory of one that is is not asked.
         """
-        if isinstance(loop, FineLoop) and loop.get_task_factory() is None:
+        if isinstance(loop, FineLoop):
             return loop.begin_first(coroutine, context)
         return loop.create_task(coroutine, context=context)

@@ -206,7 +206,10 @@ class LoopExecutor:
         """
         if loop is self._loop:
             self._unbegun[id(assignment)] = assignment
-            self._begin([assignment], loop, is_first=is_first)
+            if loop.get_task_factory() is None:
+                self._begin([assignment], loop, is_first=is_first)
+            else:  # one that makes eager tasks would run each attempt within the one before it
+                loop.call_soon(self._begin, [assignment], loop)
         else:  # it was blocked, and goes on only for those it had begun
             self.submit([assignment])
 

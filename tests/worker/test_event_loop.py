@@ -124,25 +124,6 @@ def test_where_there_is_no_epoll() -> None:
     assert run.stdout.strip() == "SelectSelector"
 
 
-def test_a_loop_that_makes_its_own_tasks() -> None:
-    """An application's task factory is asked for the task that is to begin first, too."""
-    made: list[str] = []
-
-    def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-        made.append(coroutine.__name__)
-        return asyncio.Task(coroutine, loop=loop, **options)
-
-    async def attempt() -> None: ...
-
-    async def begin() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_task_factory(factory)
-        await begin_first(loop, attempt(), copy_context())
-
-    asyncio.run(begin())
-    assert made[0] == "attempt"
-
-
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_all_else_keeps_its_order(is_ours: bool) -> None:
     """What was to be called is called in the order it was asked for, whatever threads ask for meanwhile."""

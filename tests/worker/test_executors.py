@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import deque
@@ -379,3 +380,37 @@ class TestFollowing:
         following.extend([assignment(fail, AsyncClaim), assignment(wait, AsyncClaim)])
         loop.submit([assignment(wait, AsyncClaim) for _ in range(2)])
         assert sorted(ended.states(4)) == [State.DONE, State.DONE, State.DONE, State.FAILED]
+
+    def test_a_task_factory_makes_them_one_by_one(
+        self, loop: LoopExecutor, ended: Ended, following: deque[Assignment]
+    ) -> None:
+        """Where a loop has one, which may make eager tasks, no attempt begins within the one that has ended."""
+        within: list[asyncio.Task[Any] | None] = []
+
+        def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+            within.append(asyncio.current_task(loop))
+            return asyncio.Task(coroutine, loop=loop, **options)
+
+        async def set_factory(job: Any, claim: Any) -> None:
+            asyncio.get_running_loop().set_task_factory(factory)
+
+        async def wait(job: Any, claim: Any) -> None:
+            await asyncio.sleep(0)
+
+        following.extend(assignment(wait, AsyncClaim) for _ in range(3))
+        loop.submit([assignment(set_factory, AsyncClaim)])
+        assert ended.states(4) == [State.DONE] * 4
+        assert within == [None] * 3
+
+    @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
+    def test_many_eager_tasks(self, loop: LoopExecutor, ended: Ended, following: deque[Assignment]) -> None:
+        """However many attempts follow one another in an application's eager tasks, none is within another."""
+
+        async def be_eager(job: Any, claim: Any) -> None:
+            asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009 - not in 3.11
+
+        first = assignment(be_eager, AsyncClaim)
+        following.extend(replace(first, claim=bare_claim(AsyncClaim)) for _ in range(3_000))
+        loop.submit([first])
+        assert ended.states(3_001) == [State.DONE] * 3_001
+        wait_until(lambda: not loop._tasks, what="no task being kept")
