@@ -174,14 +174,10 @@ class LoopExecutor:
         except BaseException:  # noqa: BLE001 - what broke out has been logged, and the other attempts go on
             get_logger().exception("event_loop_broken", worker=self._worker)
 
-    def _begin(
-        self, assignments: Sequence[Assignment], loop: asyncio.AbstractEventLoop, *, is_first: bool = False
-    ) -> None:
+    def _begin(self, assignments: Sequence[Assignment], loop: asyncio.AbstractEventLoop) -> None:
         for assignment in assignments:
             # In a context of its own: that of the task which has just ended may have been changed by its handler.
-            context = self._context.copy()
-            attempt = self._attempt(assignment, loop)
-            task = begin_first(loop, attempt, context) if is_first else loop.create_task(attempt, context=context)
+            task = loop.create_task(self._attempt(assignment, loop), context=self._context.copy())
             if not task.done():
                 self._tasks.add(task)
 
@@ -195,9 +191,9 @@ class LoopExecutor:
         _, following = self._finish(finished, self)
         if following is not None:
             # If no other has begun since, it may have left the others no turn, and they have the next.
-            self._follow(following, loop, is_first=self._begun != begun)
+            self._follow(following, loop, self._begun != begun)
 
-    def _follow(self, assignment: Assignment, loop: asyncio.AbstractEventLoop, *, is_first: bool) -> None:
+    def _follow(self, assignment: Assignment, loop: asyncio.AbstractEventLoop, is_first: bool) -> None:
         """Begin what takes the slot of an attempt that has ended on this loop.
 
         Args:
@@ -206,10 +202,15 @@ class LoopExecutor:
         """
         if loop is self._loop:
             self._unbegun[id(assignment)] = assignment
-            if loop.get_task_factory() is None:
-                self._begin([assignment], loop, is_first=is_first)
-            else:  # one that makes eager tasks would run each attempt within the one before it
+            if loop.get_task_factory() is not None:
+                # One that makes eager tasks would run each attempt within the one before it.
                 loop.call_soon(self._begin, [assignment], loop)
+            elif is_first:
+                task = begin_first(loop, self._attempt(assignment, loop), self._context.copy())
+                if not task.done():
+                    self._tasks.add(task)
+            else:
+                self._begin([assignment], loop)
         else:  # it was blocked, and goes on only for those it had begun
             self.submit([assignment])
 
